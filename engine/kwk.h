@@ -162,6 +162,19 @@ KWK_API int kwk_model_token_bytes(const kwk_model *m, int32_t id, const uint8_t 
 KWK_API int kwk_model_tokenizer_json(const kwk_model *m, const char **json, size_t *n,
                                      kwk_error *err);
 
+/**
+ * Tokenizer and chat template of a directory, .gguf or .kwk file, without reading its weights.
+ *
+ * @param json           out, the caller's (kwk_free): tokenizer.json text, NUL-terminated
+ * @param chat_template  out, the caller's (kwk_free): NULL when the source has none
+ *
+ * @return KWK_OK; KWK_ENOENT no file or no tokenizer in it; KWK_EFORMAT; KWK_EUNSUPPORTED a
+ *         tokenizer kind that cannot be expressed (named); KWK_ENOMEM; KWK_EIO
+ */
+KWK_API int kwk_source_tokenizer(const char *path, char **json, char **chat_template,
+                                 kwk_error *err);
+KWK_API void kwk_free(void *p); // releases what a call handed to its caller
+
 /* ---- sequences ----------------------------------------------------------------------------------
  * A sequence owns KV slots 0 … length-1. Each slot has a validity bit; attention sees valid slots
  * only. Positions (for RoPE) are given per row and never derived from the slot.                    */
