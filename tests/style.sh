@@ -19,7 +19,7 @@ for f in $code; do
     case $f in
         *.c | *.h)
             head -1 "$f" | grep -q 'SPDX-License-Identifier: Apache-2.0' || offence "$f: first line has no SPDX"
-            awk -v f="$f" 'length($0) > 104 {print f ":" NR ": longer than 100 columns"; e=1} END {exit e}' "$f" || bad=1
+            perl -CSD -ne 'if (length() > 105) { print "$ARGV:$.: longer than 104 columns\n"; $e = 1 } close ARGV if eof; END { exit($e ? 1 : 0) }' "$f" || bad=1
             n=$(wc -l <"$f")
             [ "$n" -le 700 ] || head -30 "$f" | grep -qi 'long because' || offence "$f: $n lines and its header does not say why ('long because')"
             ;;
