@@ -199,11 +199,11 @@ typedef kwk_kv_store_fn kwk_kv_store_f32_fn, kwk_kv_store_f16_fn;
  * j % 32 of valid[j / 32] is set. For each query, in this order:
  *   dot_j = fmaf chain over ascending d of q[d] * K[d][j], from +0;   t_j = dot_j * scale
  *   if softcap > 0: t_j = softcap * kwk_tanhf(t_j / softcap)
- *   max = greatest t_j seen;  p_j = kwk_expf(t_j - max) for seen slots, +0 for others
+ *   max = greatest t_j seen, + 0;  p_j = kwk_expf(t_j - max) for seen slots, +0 for others
  *   sum = lane sum of p_j over j of the whole split (32 n_blocks slots)
- *   o[d] = fmaf chain over ascending j of p_j * V[j][d], from +0. Slots not seen may be left out:
- *     fmaf(0, v, o) == o for finite v; a block's unwritten slots may hold anything, so they must
- *     be left out (or their V replaced by 0).
+ *   o[d] = fmaf chain over ascending j of p_j * V[j][d], from +0; at the end + 0. Slots not seen
+ *     may be left out: fmaf(0, v, o) == o for finite v, and adding +0 makes -0 and +0 one. A
+ *     block's unwritten slots (bit of valid clear) may hold anything: they must be left out.
  * A query that sees no slot gets max = -INFINITY, sum = 0, o = 0.                               */
 typedef struct kwk_attn_query {
     const float *q;      // (dim)

@@ -104,7 +104,7 @@ static void vector_twins_give_the_same_bits(void **state)
     const unsigned cpu = kwk_cpu_flags();
 
     if (!(cpu & KWK_CPU_AVX2))
-        skip(); // the reference has no twin
+        check_skip("needs avx2"); // the reference has no twin
 #if KWK_ARCH_X86_64
     check_twin(math_exp_avx2, kwk_expf, "exp, avx2");
     check_twin(math_tanh_avx2, kwk_tanhf, "tanh, avx2");

@@ -26,6 +26,13 @@ typedef struct check_level {
 } check_level;
 const check_level *check_levels(void);
 
+/* Skip the rest of the test for a reason of scripts/allowed-skips.txt. */
+#define check_skip(reason)                                                                         \
+    do {                                                                                           \
+        print_message("SKIP: %s\n", reason);                                                       \
+        skip();                                                                                    \
+    } while (0)
+
 /* Pseudo-random numbers; *seed is the state, any value is a good start. */
 uint64_t check_random(uint64_t *seed);
 int check_random_int(uint64_t *seed, int lo, int hi); // lo <= v <= hi

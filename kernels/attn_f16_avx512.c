@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attn_f16, AVX-512: attn_avx512.h with K and V in IEEE half.
+ */
+#include "kernels/attn_avx512.h"
+
+void kwk_attn_f16__avx512(const kwk_attn *a)
+{
+    kwk_attn_avx512(a, 1);
+}
