@@ -26,6 +26,7 @@ enum {
     KWK_LOGPROBS_MAX = 12,     // alternatives a record can carry
     KWK_NEW_TOKENS_MAX = 1 << 24,
     KWK_DEPTH_MAX = 8,
+    KWK_KEYS_MAX = 256,        // keys of one map
     KWK_OBJECTS_MAX = 1 << 19, // msgpack objects of a message
 };
 
@@ -137,8 +138,9 @@ typedef struct kwk_request {
     void *arena; // decoder's memory
 } kwk_request;
 
-/** Decode n bytes. KWK_EPROTO: not a message of this version; KWK_EINVAL: a field is missing, out of
- *  range or of the wrong type (the message names it). On error *req needs no kwk_request_fini. */
+/** Decode n bytes. KWK_EPROTO: not a message of this version; KWK_EUNSUPPORTED: an unknown op, or a
+ *  key that this version does not do yet; KWK_EINVAL: a field is missing, out of range or of the
+ *  wrong type (the message names it). On error *req needs no kwk_request_fini. */
 int kwk_request_decode(kwk_request *req, const void *data, size_t n, kwk_error *err);
 int kwk_request_encode(kwk_buf *out, const kwk_request *req, kwk_error *err);
 void kwk_request_fini(kwk_request *req);
@@ -173,17 +175,21 @@ int kwk_map_end(kwk_map *m, kwk_error *err);
 void kwk_reply_begin(kwk_map *m, kwk_buf *out);
 int kwk_reply_error(kwk_buf *out, const kwk_error *e, int retry_ms);
 
-/* Reader of a decoded map (reply or door message). */
+/* Reader of a decoded map (reply or door message). A key may be a path: keys and array indices joined
+ * by dots ("models.0.name"). nil counts as absent, and so does a value of another type. */
 typedef struct kwk_tree kwk_tree;
+/** KWK_EPROTO: not a message of this version (or a string in it holds a NUL byte); KWK_ENOMEM. */
 int kwk_tree_parse(kwk_tree **out, const void *data, size_t n, kwk_error *err);
 void kwk_tree_free(kwk_tree *t);
-int64_t kwk_tree_int(const kwk_tree *t, const char *key, int64_t otherwise);
+int64_t kwk_tree_int(const kwk_tree *t, const char *key, int64_t otherwise); // ids above 2^63 wrap
 double kwk_tree_double(const kwk_tree *t, const char *key, double otherwise);
 const char *kwk_tree_str(const kwk_tree *t, const char *key); // NULL: absent; borrowed
 const void *kwk_tree_bin(const kwk_tree *t, const char *key, size_t *n); // NULL: absent; borrowed
 /** int32 array under key (array of ints, or bin of little-endian int32): count, -1 absent. Copies at
  *  most max values into out. */
 int kwk_tree_ints(const kwk_tree *t, const char *key, int32_t *out, int max);
+int kwk_tree_count(const kwk_tree *t, const char *key); // of a nested array or map; -1 absent
+void kwk_tree_drop(kwk_tree *t, const char *key);       // forget a key of the outermost map
 /** An error reply becomes *err and its code; a good one KWK_OK. *retry_ms: 0 if absent. */
 int kwk_tree_status(const kwk_tree *t, int *retry_ms, kwk_error *err);
 /** The whole map as JSON text (bin as base64), malloc'd; NULL: out of memory. */
