@@ -60,7 +60,8 @@ enum {
  *           [n groups][4 j][16 rows][4]: byte c of row r of piece j holds column 32g + 8j + c in
  *           its low nibble and 32g + 8j + 4 + c in its high one.
  *                           weight = S * s * (KWK_I4_GRID[code] + 2 o - KWK_I4_CENTER) * 2^exponent
- * Padding rows and columns: S = 0, s = 0 (I4), bytes 128 (I8), codes 0.
+ * Padding rows: S = 0, s = 0 (I4), bytes 128 (I8), codes 0. Padding columns: bytes 128 (I8), any
+ * codes (I4; a group need not have a code for 0, and the activations there are 0).
  */
 typedef enum kwk_format {
     KWK_F32 = 1,
@@ -71,15 +72,18 @@ typedef enum kwk_format {
     KWK_FORMAT_END // one past the last
 } kwk_format;
 
-/* The 16 code points of I4: unsigned 7-bit, denser near the middle, as weights are. */
-enum { KWK_I4_CENTER = 63 };
+/* The 16 code points of I4: unsigned 7-bit, so that a sum of two products with activations fits
+ * int16, and denser near the middle, as weights are. Points and center are those of the least
+ * squared error on normal and on model weights, with the search of pack_i4.c. */
+enum { KWK_I4_CENTER = 76 };
 extern const uint8_t kwk_i4_grid[16];
 
 typedef struct kwk_mat {
     kwk_format format;
     int rows, cols;         // logical
     int rows_pad, cols_pad; // kwk_pad32() of them
-    int exponent;           // integer formats: power of two that keeps S normal; float ones: 0
+    int exponent;           // integer formats: power of two that keeps S normal, -126..127;
+                            //   float ones: 0
     uint8_t *data;          // rows_pad / 32 tiles, 64-byte aligned; kernels only read it
 } kwk_mat;
 
@@ -153,7 +157,8 @@ typedef kwk_matmul_fn kwk_gemv_bf16_fn, kwk_small_bf16_fn, kwk_gemm_bf16_fn;
 typedef kwk_matmul_fn kwk_gemv_i8_fn, kwk_small_i8_fn, kwk_gemm_i8_fn;
 typedef kwk_matmul_fn kwk_gemv_i4_fn, kwk_small_i4_fn, kwk_gemm_i4_fn;
 
-/* One row of a matrix as float32, for embeddings: y[k] = weight(row, k), 0 <= k < cols_pad.
+/* One row of a matrix as float32, for embeddings: y[k] = weight(row, k), 0 <= k < cols; +0 in the
+ * padding up to cols_pad.
  * Integer formats: y = ((float)(int code part, s included) * S) * 2^exponent, in that order.
  *   y  (cols_pad) float32, 64-byte aligned        row  0 <= row < rows                          */
 typedef void kwk_gather_fn(float *y, const kwk_mat *w, int row);

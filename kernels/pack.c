@@ -18,7 +18,11 @@ void kwk_pack_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, 
         kwk_pack_bf16_tile(w, tile, src, ld_src, n_rows, importance);
         return;
     case KWK_I8:
+        kwk_pack_i8_tile(w, tile, src, ld_src, n_rows, importance);
+        return;
     case KWK_I4:
+        kwk_pack_i4_tile(w, tile, src, ld_src, n_rows, importance);
+        return;
     case KWK_FORMAT_END:
         return;
     }
@@ -26,5 +30,11 @@ void kwk_pack_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, 
 
 int kwk_pack_exponent(kwk_format format, float amax)
 {
+    if (!(amax > 0))
+        return 0;
+    if (format == KWK_I8)
+        return kwk_pack_i8_exponent(amax);
+    if (format == KWK_I4)
+        return kwk_pack_i4_exponent(amax);
     return 0;
 }

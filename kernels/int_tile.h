@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Private to kernels/: where things lie inside a tile of an integer format (layout in kernels.h),
+ * and the codes of one row. One row at a time: for packing, gather and references.
+ */
+#ifndef KWK_KERNELS_INT_TILE_H
+#define KWK_KERNELS_INT_TILE_H
+
+#include <string.h>
+
+#include "kernels/half.h"
+#include "kernels/kernels.h"
+
+enum {
+    KWK_SUPER_GROUPS = KWK_SUPER / KWK_GROUP,                // 8
+    KWK_I8_SUPER_BYTES = 32 + KWK_SUPER_GROUPS * 512,        // of a full superblock
+    KWK_I4_SUPER_BYTES = 32 + KWK_SUPER_GROUPS * (16 + 256), // of a full superblock
+};
+
+/* Bytes of a superblock of n groups. */
+static inline size_t kwk_super_bytes(kwk_format format, int n)
+{
+    return 32 + (size_t)n * (format == KWK_I8 ? 512 : 16 + 256);
+}
+
+/* Panel 0 or 1 of a tile. */
+static inline uint8_t *kwk_int_panel(const kwk_mat *w, int tile, int panel)
+{
+    const size_t bytes = kwk_mat_tile_bytes(w->format, w->cols_pad);
+
+    return w->data + (size_t)tile * bytes + (size_t)panel * (bytes / 2);
+}
+
+/* Groups of the superblock that starts at group g. */
+static inline int kwk_super_groups(int n_groups, int g)
+{
+    return n_groups - g < KWK_SUPER_GROUPS ? n_groups - g : KWK_SUPER_GROUPS;
+}
+
+/* 2^e, -126 <= e <= 127. */
+static inline float kwk_exp2i(int e)
+{
+    return kwk_bits_f32((uint32_t)(e + 127) << 23);
+}
+
+/* fp16 scale of row r of a panel's superblock. */
+static inline float kwk_super_scale(const uint8_t *super, int r)
+{
+    uint16_t h;
+
+    memcpy(&h, super + 2 * r, sizeof h);
+    return kwk_f16_to_f32(h);
+}
+
+/* Byte of an I8 superblock that holds column k of row r. */
+static inline size_t kwk_i8_index(int r, int k)
+{
+    return 32 + (size_t)(k / 4) * 64 + (size_t)r * 4 + (size_t)(k % 4);
+}
+
+/* Byte of an I4 superblock of n groups that holds column k of row r: its low nibble when
+ * k % 8 < 4, else its high one. */
+static inline size_t kwk_i4_index(int n, int r, int k)
+{
+    return 32 + 16 * (size_t)n + (size_t)(k / 8) * 64 + (size_t)r * 4 + (size_t)(k % 4);
+}
+
+/* The integers of row r of a superblock of n groups: code (32 n), and the group scale s (n), which
+ * is 1 for I8. weight = S * s * code * 2^exponent. */
+static inline void kwk_int_codes(kwk_format format, int16_t *code, int16_t *s, const uint8_t *super,
+                                 int n, int r)
+{
+    for (int g = 0; g < n; g++) {
+        const int sc = format == KWK_I4 ? super[32 + 16 * g + r] : 17 << 3;
+        const int offset = 2 * (sc & 7) - KWK_I4_CENTER;
+
+        s[g] = (int16_t)((sc >> 3) - 16);
+        for (int k = g * KWK_GROUP; k < (g + 1) * KWK_GROUP; k++) {
+            if (format == KWK_I8) {
+                code[k] = (int16_t)(super[kwk_i8_index(r, k)] - 128);
+            } else {
+                const int byte = super[kwk_i4_index(n, r, k)];
+                code[k] = (int16_t)(kwk_i4_grid[k % 8 < 4 ? byte & 15 : byte >> 4] + offset);
+            }
+        }
+    }
+}
+
+#endif
