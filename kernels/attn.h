@@ -36,7 +36,8 @@ typedef struct kwk_attn_group {
     int n; // queries
     uint32_t seen[KWK_ATTN_GROUP][KWK_ATTN_BLOCKS];
     uint32_t any[KWK_ATTN_BLOCKS]; // slots that at least one query of the group sees
-    float *t; // (n, KWK_SPLIT): t_j, then p_j; only blocks with any are written
+    float *t;         // (n, KWK_SPLIT): t_j, then p_j; only blocks with any are written
+    const void *next; // what follows the last block of V
 } kwk_attn_group;
 
 static inline void kwk_attn_group_init(kwk_attn_group *g, const kwk_attn *a, int first, int n)
@@ -45,11 +46,25 @@ static inline void kwk_attn_group_init(kwk_attn_group *g, const kwk_attn *a, int
     g->query = a->query + first;
     g->n = n;
     g->t = a->scratch;
+    g->next = first + n < a->n_queries ? a->k[0] : a->next ? a->next : a->v[a->n_blocks - 1];
     for (int b = 0; b < a->n_blocks; b++) {
         g->any[b] = 0;
         for (int i = 0; i < n; i++)
             g->any[b] |= g->seen[i][b] = kwk_attn_seen(a, &g->query[i], b);
     }
+}
+
+/* The block to prefetch while a block is read. Blocks are scattered and small, so that hardware
+ * prefetchers, which stop at page borders, find each too late: with this, reading them from memory
+ * is up to twice as fast. */
+static inline const char *kwk_attn_after_k(const kwk_attn_group *g, int b)
+{
+    return b + 1 < g->a->n_blocks ? g->a->k[b + 1] : g->a->v[0];
+}
+
+static inline const char *kwk_attn_after_v(const kwk_attn_group *g, int b)
+{
+    return b + 1 < g->a->n_blocks ? g->a->v[b + 1] : g->next;
 }
 
 /* Take the lowest run of set bits off *set: bits *lo <= j < *hi. 0 when none is left. */

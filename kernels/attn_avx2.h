@@ -89,20 +89,26 @@ KWK_INLINE void attn_dots(const kwk_attn_group *g, const int n, const int w, con
     const kwk_attn *a = g->a;
     const __m256 scale = _mm256_set1_ps(a->scale);
     const size_t dim = (size_t)a->dim;
+    const size_t step = (size_t)(w * 8 * (half ? 2 : 4)); // bytes of w registers
     const float *q[ATTN_GROUP_AVX2];
 
     for (int i = 0; i < n; i++)
         q[i] = g->query[i].q;
     for (int b = 0; b < a->n_blocks; b++) {
-        for (int s = 0; g->any[b] && s < KWK_BLOCK; s += 8 * w) {
+        const char *next = kwk_attn_after_k(g, b);
+        for (int s = 0; g->any[b] && s < KWK_BLOCK; s += 8 * w, next += dim * step) {
             __m256 t[ATTN_GROUP_AVX2][8];
 #pragma GCC unroll 8
             for (int i = 0; i < n; i++)
 #pragma GCC unroll 8
                 for (int e = 0; e < w; e++)
                     t[i][e] = _mm256_setzero_ps();
-            for (size_t d = 0; d < dim; d++)
+            for (size_t d = 0; d < dim; d++) {
+                _mm_prefetch(next + d * step, _MM_HINT_T0);
+                if (step > 64)
+                    _mm_prefetch(next + d * step + 64, _MM_HINT_T0);
                 attn_step(t, q, d, a->k[b], d * KWK_BLOCK + (size_t)s, n, w, half);
+            }
 #pragma GCC unroll 8
             for (int i = 0; i < n; i++)
 #pragma GCC unroll 8
@@ -157,39 +163,47 @@ static inline void attn_softmax(const kwk_attn_group *g, int i)
     part[1] = kwk_lane_sum8(lo, hi);
 }
 
-/* o[d0 …] of n queries, c registers of 8 dimensions each; the only one of c == 1 has `lanes` (or 8
- * when that is more). */
-KWK_INLINE void attn_out(const kwk_attn_group *g, int d0, const int n, const int c, int lanes,
-                         const int half)
+/* o[d0 ...] of n queries over block b, c registers of 8 dimensions each; the only one of c == 1 has
+ * `lanes` of them (8 when that is more). Blocks before b are in part already. Adding +0 after each
+ * block instead of at the end changes no bit: the sign of a zero is all that it can change, in
+ * between too. */
+KWK_INLINE void attn_out(const kwk_attn_group *g, int b, int d0, const int n, const int c,
+                         int lanes, const int half)
 {
-    const kwk_attn *a = g->a;
-    const size_t dim = (size_t)a->dim;
+    const size_t dim = (size_t)g->a->dim;
+    const void *block = g->a->v[b];
+    const char *next = kwk_attn_after_v(g, b) + d0 * KWK_BLOCK * (half ? 2 : 4);
+    const int step = c * 8 * (half ? 2 : 4); // bytes of a slot's share, of what is prefetched too
     const float *p[ATTN_GROUP_AVX2];
+    uint32_t set = g->any[b];
     __m256 o[ATTN_GROUP_AVX2][8];
+    int lo, hi;
 
-    for (int i = 0; i < n; i++)
-        p[i] = g->t + i * KWK_SPLIT;
 #pragma GCC unroll 8
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        const float *from = g->query[i].part + 2 + d0;
+        p[i] = g->t + i * KWK_SPLIT + b * KWK_BLOCK;
 #pragma GCC unroll 8
         for (int e = 0; e < c; e++)
-            o[i][e] = _mm256_setzero_ps();
-    for (int b = 0; b < a->n_blocks; b++) {
-        uint32_t set = g->any[b];
-        int lo, hi;
-        while (kwk_attn_run(&set, &lo, &hi)) {
-            size_t at = (size_t)lo * dim + (size_t)d0;
-            for (int j = b * KWK_BLOCK + lo; j < b * KWK_BLOCK + hi; j++, at += dim) {
-                __m256 v;
-                if (c > 1) {
-                    attn_step(o, p, (size_t)j, a->v[b], at, n, c, half);
-                    continue;
-                }
-                v = attn_load_tail(a->v[b], at, lanes, half);
+            o[i][e] = b == 0   ? _mm256_setzero_ps()
+                      : c == 1 ? _mm256_maskload_ps(from, kwk_mask8(lanes))
+                               : _mm256_loadu_ps(from + e * 8);
+    }
+    while (kwk_attn_run(&set, &lo, &hi)) {
+        size_t at = (size_t)lo * dim + (size_t)d0;
+        for (int j = lo; j < hi; j++, at += dim) {
+            __m256 v;
 #pragma GCC unroll 8
-                for (int i = 0; i < n; i++)
-                    o[i][0] = _mm256_fmadd_ps(_mm256_broadcast_ss(&p[i][j]), v, o[i][0]);
+            for (int z = 0; z < step; z += 64)
+                _mm_prefetch(next + j * step + z, _MM_HINT_T0);
+            if (c > 1) {
+                attn_step(o, p, (size_t)j, block, at, n, c, half);
+                continue;
             }
+            v = attn_load_tail(block, at, lanes, half);
+#pragma GCC unroll 8
+            for (int i = 0; i < n; i++)
+                o[i][0] = _mm256_fmadd_ps(_mm256_broadcast_ss(&p[i][j]), v, o[i][0]);
         }
     }
 #pragma GCC unroll 8
@@ -198,10 +212,10 @@ KWK_INLINE void attn_out(const kwk_attn_group *g, int d0, const int n, const int
 #pragma GCC unroll 8
         for (int e = 0; e < c; e++) {
             const __m256 r = _mm256_add_ps(o[i][e], _mm256_setzero_ps());
-            if (c > 1)
-                _mm256_storeu_ps(to + e * 8, r);
-            else
+            if (c == 1)
                 _mm256_maskstore_ps(to, kwk_mask8(lanes), r);
+            else
+                _mm256_storeu_ps(to + e * 8, r);
         }
     }
 }
@@ -209,21 +223,25 @@ KWK_INLINE void attn_out(const kwk_attn_group *g, int d0, const int n, const int
 KWK_INLINE void attn_group(const kwk_attn_group *g, const int n, const int half)
 {
     const int dim = g->a->dim;
-    int d = 0;
 
     attn_dots(g, n, n <= 3 ? 4 : 2, half);
     for (int i = 0; i < n; i++)
         attn_softmax(g, i);
-    if (n <= 1)
-        for (; d + 64 <= dim; d += 64)
-            attn_out(g, d, n, 8, 8, half);
-    if (n <= 3)
-        for (; d + 32 <= dim; d += 32)
-            attn_out(g, d, n, 4, 8, half);
-    for (; d + 16 <= dim; d += 16)
-        attn_out(g, d, n, 2, 8, half);
-    for (; d < dim; d += 8)
-        attn_out(g, d, n, 1, dim - d, half);
+    for (int b = 0; b < g->a->n_blocks; b++) {
+        int d = 0;
+        if (b > 0 && !g->any[b])
+            continue;
+        if (n <= 1)
+            for (; d + 64 <= dim; d += 64)
+                attn_out(g, b, d, n, 8, 8, half);
+        if (n <= 3)
+            for (; d + 32 <= dim; d += 32)
+                attn_out(g, b, d, n, 4, 8, half);
+        for (; d + 16 <= dim; d += 16)
+            attn_out(g, b, d, n, 2, 8, half);
+        for (; d < dim; d += 8)
+            attn_out(g, b, d, n, 1, dim - d, half);
+    }
 }
 
 KWK_INLINE void kwk_attn_avx2(const kwk_attn *a, const int half)

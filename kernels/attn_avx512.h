@@ -37,6 +37,7 @@ KWK_INLINE void attn_dots(const kwk_attn_group *g, const int n, const int half)
     for (int i = 0; i < n; i++)
         q[i] = g->query[i].q;
     for (int b = 0; b < a->n_blocks; b++) {
+        const char *next = kwk_attn_after_k(g, b);
         __m512 t[KWK_ATTN_GROUP][2];
         if (!g->any[b])
             continue;
@@ -46,6 +47,9 @@ KWK_INLINE void attn_dots(const kwk_attn_group *g, const int n, const int half)
         for (size_t d = 0; d < dim; d++) {
             const __m512 k0 = attn_load(a->k[b], d * KWK_BLOCK, half);
             const __m512 k1 = attn_load(a->k[b], d * KWK_BLOCK + 16, half);
+            _mm_prefetch(next + d * (half ? 64 : 128), _MM_HINT_T0);
+            if (!half)
+                _mm_prefetch(next + d * 128 + 64, _MM_HINT_T0);
 #pragma GCC unroll 8
             for (int i = 0; i < n; i++) {
                 const __m512 x = _mm512_set1_ps(q[i][d]);
@@ -96,39 +100,47 @@ static inline void attn_softmax(const kwk_attn_group *g, int i)
     part[1] = kwk_lane_sum16(sum);
 }
 
-/* o[d0 …] of n queries, c registers of 16 dimensions each; the only one of c == 1 has the lanes of
- * m. */
-KWK_INLINE void attn_out(const kwk_attn_group *g, int d0, const int n, const int c, __mmask16 m,
-                         const int half)
+/* o[d0 ...] of n queries over block b, c registers of 16 dimensions each; the only one of c == 1
+ * has the lanes of m. Blocks before b are in part already. Adding +0 after each block instead of at
+ * the end changes no bit: the sign of a zero is all that it can change, in between too. */
+KWK_INLINE void attn_out(const kwk_attn_group *g, int b, int d0, const int n, const int c,
+                         __mmask16 m, const int half)
 {
-    const kwk_attn *a = g->a;
-    const size_t dim = (size_t)a->dim;
+    const size_t dim = (size_t)g->a->dim;
+    const void *block = g->a->v[b];
+    const char *next = kwk_attn_after_v(g, b) + d0 * KWK_BLOCK * (half ? 2 : 4);
+    const int step = c * 16 * (half ? 2 : 4); // bytes of a slot's share, of what is prefetched too
+    uint32_t set = g->any[b];
     __m512 o[KWK_ATTN_GROUP][8];
+    int lo, hi;
 
 #pragma GCC unroll 8
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        const float *from = g->query[i].part + 2 + d0;
 #pragma GCC unroll 8
         for (int e = 0; e < c; e++)
-            o[i][e] = _mm512_setzero_ps();
-    for (int b = 0; b < a->n_blocks; b++) {
-        uint32_t set = g->any[b];
-        int lo, hi;
-        while (kwk_attn_run(&set, &lo, &hi)) {
-            const float *p = g->t + b * KWK_BLOCK + lo;
-            size_t at = (size_t)lo * dim + (size_t)d0;
-            for (int j = lo; j < hi; j++, p++, at += dim) {
-                __m512 v[8];
+            o[i][e] = b == 0   ? _mm512_setzero_ps()
+                      : c == 1 ? _mm512_maskz_loadu_ps(m, from)
+                               : _mm512_loadu_ps(from + e * 16);
+    }
+    while (kwk_attn_run(&set, &lo, &hi)) {
+        const float *p = g->t + b * KWK_BLOCK + lo;
+        size_t at = (size_t)lo * dim + (size_t)d0;
+        for (int j = lo; j < hi; j++, p++, at += dim) {
+            __m512 v[8];
+#pragma GCC unroll 8
+            for (int z = 0; z < step; z += 64)
+                _mm_prefetch(next + j * step + z, _MM_HINT_T0);
+#pragma GCC unroll 8
+            for (int e = 0; e < c; e++)
+                v[e] = c == 1 ? attn_load_tail(block, at, m, half)
+                              : attn_load(block, at + (size_t)e * 16, half);
+#pragma GCC unroll 8
+            for (int i = 0; i < n; i++) {
+                const __m512 x = _mm512_set1_ps(p[i * KWK_SPLIT]);
 #pragma GCC unroll 8
                 for (int e = 0; e < c; e++)
-                    v[e] = c > 1 ? attn_load(a->v[b], at + (size_t)e * 16, half)
-                                 : attn_load_tail(a->v[b], at, m, half);
-#pragma GCC unroll 8
-                for (int i = 0; i < n; i++) {
-                    const __m512 x = _mm512_set1_ps(p[i * KWK_SPLIT]);
-#pragma GCC unroll 8
-                    for (int e = 0; e < c; e++)
-                        o[i][e] = _mm512_fmadd_ps(x, v[e], o[i][e]);
-                }
+                    o[i][e] = _mm512_fmadd_ps(x, v[e], o[i][e]);
             }
         }
     }
@@ -138,10 +150,10 @@ KWK_INLINE void attn_out(const kwk_attn_group *g, int d0, const int n, const int
 #pragma GCC unroll 8
         for (int e = 0; e < c; e++) {
             const __m512 r = _mm512_add_ps(o[i][e], _mm512_setzero_ps());
-            if (c > 1)
-                _mm512_storeu_ps(to + e * 16, r);
-            else
+            if (c == 1)
                 _mm512_mask_storeu_ps(to, m, r);
+            else
+                _mm512_storeu_ps(to + e * 16, r);
         }
     }
 }
@@ -149,21 +161,25 @@ KWK_INLINE void attn_out(const kwk_attn_group *g, int d0, const int n, const int
 KWK_INLINE void attn_group(const kwk_attn_group *g, const int n, const int half)
 {
     const int dim = g->a->dim;
-    int d = 0;
 
     attn_dots(g, n, half);
     for (int i = 0; i < n; i++)
         attn_softmax(g, i);
-    if (n <= 2)
-        for (; d + 128 <= dim; d += 128)
-            attn_out(g, d, n, 8, 0, half);
-    if (n <= 5)
-        for (; d + 64 <= dim; d += 64)
-            attn_out(g, d, n, 4, 0, half);
-    for (; d + 32 <= dim; d += 32)
-        attn_out(g, d, n, 2, 0, half);
-    for (; d < dim; d += 16)
-        attn_out(g, d, n, 1, kwk_mask16(dim - d), half);
+    for (int b = 0; b < g->a->n_blocks; b++) {
+        int d = 0;
+        if (b > 0 && !g->any[b])
+            continue;
+        if (n <= 2)
+            for (; d + 128 <= dim; d += 128)
+                attn_out(g, b, d, n, 8, 0, half);
+        if (n <= 5)
+            for (; d + 64 <= dim; d += 64)
+                attn_out(g, b, d, n, 4, 0, half);
+        for (; d + 32 <= dim; d += 32)
+            attn_out(g, b, d, n, 2, 0, half);
+        for (; d < dim; d += 16)
+            attn_out(g, b, d, n, 1, kwk_mask16(dim - d), half);
+    }
 }
 
 KWK_INLINE void kwk_attn_avx512(const kwk_attn *a, const int half)

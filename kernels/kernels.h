@@ -226,6 +226,7 @@ typedef struct kwk_attn {
     float scale;
     float softcap; // 0: none
     void *scratch; // KWK_ATTN_SCRATCH bytes, 64-byte aligned
+    const void *next; // a hint: the K block that the thread's next call begins with, or NULL
 } kwk_attn;
 typedef void kwk_attn_fn(const kwk_attn *a);
 typedef kwk_attn_fn kwk_attn_f32_fn, kwk_attn_f16_fn;

@@ -118,6 +118,7 @@ static void scene_run(const scene *s, unsigned flags, int b0, int n_blocks, floa
     a.scale = s->scale;
     a.softcap = s->softcap;
     a.scratch = s->scratch;
+    a.next = b0 ? s->k[0] : NULL;
     check_poison(a.scratch, KWK_ATTN_SCRATCH);
     (s->half ? kern.attn_f16 : kern.attn_f32)(&a);
 }
