@@ -176,17 +176,20 @@ typedef void kwk_quant_act_fn(int8_t *q, float *scale, int32_t *sum, const float
 
 /* RMSNorm (Zhang & Sennrich 2019), Llama's order: ss = lane sum of fmaf(x, x, ·);
  * r = 1 / sqrtf(ss / n + eps); y[i] = w[i] * (x[i] * r).
- *   x, y (n) may be the same array; w (n). No alignment needed. Any n >= 1.                     */
+ *   x, y (n) may be the same array; w (n). No alignment needed. Any n >= 1.
+ *   |y - exact| <= (n / 32 + 9) * 2^-24 * |exact|, barring underflow.                           */
 typedef void kwk_rmsnorm_fn(float *y, const float *x, const float *w, int n, float eps);
 
 /* Rotary position embedding (Su et al. 2021), half-split layout, in place, on n_heads heads that
  * start every ld floats. For i < rot / 2, a = x[i], b = x[i + rot/2]:
  *   x[i] = fmaf(-b, sin[i], a * cos[i]);  x[i + rot/2] = fmaf(a, sin[i], b * cos[i]).
- * Elements from rot on stay. cos, sin (rot / 2). No alignment needed.                           */
+ * Elements from rot on stay. cos, sin (rot / 2). No alignment needed.
+ * |x - exact| <= 2^-23 * (|a| + |b|) for |cos|, |sin| <= 1, barring underflow.                  */
 typedef void kwk_rope_fn(float *x, const float *cos, const float *sin, int n_heads, int rot,
                          size_t ld);
 
-/* y[i] = silu(g[i]) * u[i], silu(v) = v / (1 + kwk_expf(-v)). y may be g or u. Any n.           */
+/* y[i] = silu(g[i]) * u[i], silu(v) = v / (1 + kwk_expf(-v)). y may be g or u. Any n.
+ * |y - exact| <= 3 * 2^-23 * |exact| + 2^-120 * |u|.                                            */
 typedef void kwk_silu_mul_fn(float *y, const float *g, const float *u, int n);
 
 /* Index of the greatest value, the lowest index of equals; NaNs are passed over. -1 when all are
@@ -209,7 +212,9 @@ typedef kwk_kv_store_fn kwk_kv_store_f32_fn, kwk_kv_store_f16_fn;
  *   o[d] = fmaf chain over ascending j of p_j * V[j][d], from +0; at the end + 0. Slots not seen
  *     may be left out: fmaf(0, v, o) == o for finite v, and adding +0 makes -0 and +0 one. A
  *     block's unwritten slots (bit of valid clear) may hold anything: they must be left out.
- * A query that sees no slot gets max = -INFINITY, sum = 0, o = 0.                               */
+ * A query that sees no slot gets max = -INFINITY, sum = 0, o = 0.
+ * |o / sum - exact| <= (4 * e + 288 * 2^-24) * max |V|, e the greatest error of a t_j:
+ *   (dim + 4) * 2^-24 * scale * sum_d |q K|, and 2^-22 * softcap.                               */
 typedef struct kwk_attn_query {
     const float *q;      // (dim)
     int32_t first, last; // slots of this split, first may be < 0, last may be >= 32 n_blocks
@@ -241,7 +246,8 @@ typedef void kwk_attn_merge_fn(float *a, const float *b, int dim);
 /* y[d] = a.o[d] / a.sum; 0 when a.sum == 0.                                                      */
 typedef void kwk_attn_finish_fn(float *y, const float *a, int dim);
 
-/* exp and tanh, the same bits on every instruction set (math.h of this folder has the formulas). */
+/* exp and tanh, the same bits on every instruction set (math.h of this folder has the formulas).
+ * Errors below 1 and 2 ulp; exp: exactly 1 at 0, +0 below 2^-126, a NaN comes back as it is.      */
 float kwk_expf(float x);
 float kwk_tanhf(float x);
 
