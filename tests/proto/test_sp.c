@@ -38,7 +38,7 @@ static int remove_dir(void **state)
     return 0;
 }
 
-/* ---- against NNG ------------------------------------------------------------------------------------- */
+/* ---- against NNG ----------------------------------------------------------------------------- */
 
 static void *echo_thread(void *arg) // answers each request with itself reversed
 {
@@ -103,7 +103,7 @@ static void a_stock_nng_rep_socket_answers(void **state)
     test_free(req);
 }
 
-/* ---- against peers that misbehave -------------------------------------------------------------------- */
+/* ---- against peers that misbehave ------------------------------------------------------------ */
 
 /* What a peer sends, in pieces, after it has read the 8 bytes of the handshake, and a request. */
 typedef struct peer {
@@ -314,7 +314,7 @@ static void a_peer_that_reads_nothing_stops_a_large_request(void **state)
     test_free(req);
 }
 
-/* ---- connecting -------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 static void connecting_says_what_is_wrong(void **state)
 {

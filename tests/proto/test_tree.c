@@ -48,7 +48,8 @@ static void a_value_of_another_type_counts_as_absent(void **state)
 static void paths_reach_into_arrays_and_maps(void **state)
 {
     // {"v": 1, "models": [{"name": "a"}, {"name": "b", "x": [4, 5]}]}
-    kwk_tree *t = PARSE("\x82" V "\xa6models\x92\x81\xa4name\xa1" "a\x82\xa4name\xa1" "b\xa1x\x92\x04\x05");
+    kwk_tree *t = PARSE("\x82" V "\xa6models\x92\x81\xa4name\xa1" "a"
+                        "\x82\xa4name\xa1" "b\xa1x\x92\x04\x05");
     char far[600];
 
     assert_int_equal(kwk_tree_count(t, "models"), 2);
@@ -250,8 +251,10 @@ static void json_escapes_what_it_must_and_repairs_utf8(void **state)
 
 static void json_has_every_type(void **state)
 {
-    kwk_tree *t = PARSE("\x89" V "\xa1" "a\xc0\xa1" "b\xc2\xa1" "c\xcf\xff\xff\xff\xff\xff\xff\xff\xff"
-                        "\xa1" "d\xd3\x80\x00\x00\x00\x00\x00\x00\x00\xa1" "e\xca\x3d\xcc\xcc\xcd"
+    kwk_tree *t = PARSE("\x89" V "\xa1" "a\xc0" "\xa1" "b\xc2"
+                        "\xa1" "c\xcf\xff\xff\xff\xff\xff\xff\xff\xff"
+                        "\xa1" "d\xd3\x80\x00\x00\x00\x00\x00\x00\x00"
+                        "\xa1" "e\xca\x3d\xcc\xcc\xcd"
                         "\xa1" "f\xc4\x04\x00\x01\xfe\xff\xa1g\x92\x80\x90\xa1h\xd4\x01\x00");
     char *json;
 
