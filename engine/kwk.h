@@ -182,7 +182,7 @@ KWK_API void kwk_free(void *p); // releases what a call handed to its caller
 KWK_API int kwk_seq_new(kwk_seq **out, kwk_model *m, kwk_error *err); // holds a model reference
 KWK_API void kwk_seq_free(kwk_seq *s);
 
-/** A copy that shares full blocks (copy on write). */
+/** A copy that shares all blocks until one of the two writes into them (copy on write). */
 KWK_API int kwk_seq_fork(kwk_seq **out, const kwk_seq *s, kwk_error *err);
 
 KWK_API int kwk_seq_length(const kwk_seq *s); // slots in use
@@ -190,10 +190,11 @@ KWK_API int kwk_seq_length(const kwk_seq *s); // slots in use
 /** Drop slots from n_slots on. KWK_EINVAL: n_slots < 0 or > length. */
 KWK_API int kwk_seq_truncate(kwk_seq *s, int n_slots, kwk_error *err);
 
-/** Append n invalid slots without computing anything (left padding). */
+/** Append n invalid slots without computing anything (left padding). KWK_EFULL: past max_ctx. */
 KWK_API int kwk_seq_append_holes(kwk_seq *s, int n, kwk_error *err);
 
-/** Set the validity of slots first … first+n-1 from n bytes (0 or 1). */
+/** Set the validity of slots first … first+n-1 from n bytes (0 or 1). KWK_EINVAL: out of range, or
+ *  1 for a slot that was never computed or imported. */
 KWK_API int kwk_seq_set_valid(kwk_seq *s, int first, int n, const uint8_t *valid, kwk_error *err);
 
 /** Copy one layer's K and V of slots 0 … length-1 out, both float32 (n_kv_heads, length, head_dim),
@@ -201,12 +202,13 @@ KWK_API int kwk_seq_set_valid(kwk_seq *s, int first, int n, const uint8_t *valid
 KWK_API int kwk_seq_export_kv(const kwk_seq *s, int layer, float *k, float *v, kwk_error *err);
 
 /** Overwrite one layer's K and V of slots first … first+n-1; arrays (n_kv_heads, n, head_dim). The
- *  slots must exist (kwk_seq_append_holes makes them); their validity stays. */
+ *  slots must exist (kwk_seq_append_holes makes them); their validity stays. A slot that holds
+ *  nothing yet is 0 in the other layers. KWK_EFULL: too few free blocks; nothing has changed. */
 KWK_API int kwk_seq_import_kv(kwk_seq *s, int layer, int first, int n, const float *k,
                               const float *v, kwk_error *err);
 
 /* ---- sampling -----------------------------------------------------------------------------------
- * Semantics and order of Hugging Face's processors: repetition_penalty, logit_bias, min_new_tokens
+ * Semantics and order of Hugging Face's processors: logit_bias, repetition_penalty, min_new_tokens
  * (eos masked), then, if do_sample: temperature, top_k, top_p, min_p, one draw.                     */
 
 typedef struct kwk_logit_bias {
@@ -257,7 +259,7 @@ typedef struct kwk_history {
  * @param logits   (vocab) float32; overwritten with the processed scores
  * @param token    out
  * @param logprob  out, may be NULL: that of the token
- * @param top      out, may be NULL: (n_logprobs), most likely first
+ * @param top      out, may be NULL: (n_logprobs), most likely first, filled up with id -1
  *
  * @return KWK_OK; KWK_EINVAL all scores are NaN or -inf
  */
@@ -280,9 +282,9 @@ typedef struct kwk_row {
     const kwk_history *history;   // with sampling: may be NULL for an empty history
     const uint32_t *allowed;      // NULL, or (ceil(vocab / 32)) bit mask of tokens that may be chosen
     /* results of sampling */
-    int32_t out_token;
-    float out_logprob;
-    kwk_logprob *out_top; // NULL, or (sampling->n_logprobs)
+    int32_t out_token;    // -1: every score is NaN or -inf, so no token can be chosen
+    float out_logprob;    // NaN unless out_top is given or sampling->n_logprobs > 0
+    kwk_logprob *out_top; // NULL, or (sampling->n_logprobs); filled up with id -1
 } kwk_row;
 
 /** Where a tap listens. */
@@ -295,7 +297,8 @@ typedef enum kwk_tap_site {
     KWK_TAP_HEAD,   // input of the head: after the final norm, every row (layer = n_layers)
 } kwk_tap_site;
 
-/** Called on the executor thread, in the order of computation; must not call the engine.
+/** Called on the executor thread, in the order of computation; must not call the engine. A step of
+ *  many rows is computed in pieces, in order; each piece of n_rows rows makes its own calls.
  *  @param x  (n_rows, ld) float32, borrowed for the call; the first `cols` of each row count */
 typedef void kwk_tap_fn(void *arg, int layer, kwk_tap_site site, const float *x, size_t ld,
                         int n_rows, int cols);

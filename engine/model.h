@@ -50,6 +50,22 @@ typedef struct kwk_image {
 } kwk_image;
 
 struct kwk_kv_pool; // engine/kv.h
+struct kwk_scratch; // engine/scratch.h
+
+/* kwk_model.counters[…], in the order of kwk_counters. */
+enum kwk_count {
+    KWK_COUNT_STEPS,
+    KWK_COUNT_ROWS,
+    KWK_COUNT_MAX_ROWS,
+    KWK_COUNT_GEMV,
+    KWK_COUNT_SMALL,
+    KWK_COUNT_GEMM,
+    KWK_COUNT_ATTN_DECODE,
+    KWK_COUNT_ATTN_PREFILL,
+    KWK_COUNT_ATTN_MERGES,
+    KWK_COUNT_BLOCKS_COPIED,
+    KWK_COUNT_END
+};
 
 struct kwk_model {
     atomic_int refs;
@@ -75,13 +91,14 @@ struct kwk_model {
     int max_ctx;
     int kv_bits;
     struct kwk_kv_pool *kv;
-    _Atomic uint64_t counters[16]; // engine/step.c's; order of kwk_counters
+    struct kwk_scratch *scratch;   // the executor's
+    _Atomic uint64_t counters[16]; // by kwk_count
 };
 
 /* ---- between the loaders and the run time -------------------------------------------------------- */
 
 /* Run-time part of a model whose weights are in place: kernel table (KWKER_ISA), KV pool sized from
- * opts, max_ctx, kv_bits. kv.c. On error the model is left for kwk_model_free(). */
+ * opts, max_ctx, kv_bits. start.c. On error the model is left for kwk_model_free(). */
 int kwk_model_start(kwk_model *m, const kwk_model_options *opts, kwk_error *err);
 void kwk_model_stop(kwk_model *m); // frees what kwk_model_start made
 
