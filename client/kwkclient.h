@@ -51,7 +51,7 @@ KWK_API void kwk_client_close(kwk_client *c); // cancels what runs, frees the st
 KWK_API int kwk_client_fd(const kwk_client *c);
 KWK_API int kwk_client_drain(kwk_client *c, kwk_error *err);
 
-/* ---- questions and models --------------------------------------------------------------------------- */
+/* ---- questions and models -------------------------------------------------------------------- */
 
 /** "status", "models" or "metrics": the reply as JSON text (metrics: {"text": Prometheus text}).
  *  *json is the caller's: kwk_client_free. */
@@ -77,7 +77,7 @@ KWK_API int kwk_client_unload(kwk_client *c, const char *name, kwk_error *err);
 KWK_API int kwk_client_pin(kwk_client *c, const char *name, int pin, kwk_error *err);
 KWK_API void kwk_client_free(void *p);
 
-/* ---- generate ------------------------------------------------------------------------------------------- */
+/* ---- generate -------------------------------------------------------------------------------- */
 
 typedef struct kwk_client_bias {
     int32_t id;
@@ -151,7 +151,7 @@ KWK_API void kwk_stream_free(kwk_stream *s); // cancels if it still runs
 KWK_API int kwk_client_generate_all(kwk_client *c, const kwk_generate *g, int32_t *tokens,
                                     int max_tokens, kwk_error *err);
 
-/* ---- sequences ------------------------------------------------------------------------------------------ */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 KWK_API int kwk_client_seq_open(kwk_client_seq **out, kwk_client *c, const char *model,
                                 kwk_error *err);

@@ -5,11 +5,12 @@
  * strip() and expand(), then includes this file.
  *
  * strip() computes 32 rows × a group of tokens over some columns. The forms decide where it reads:
- *   gemv             weights decoded in registers, one sequential stream. No software prefetch: the
- *                    core's window of outstanding loads already reaches the memory's bandwidth.
- *   one group        the same with a prefetch, as arithmetic now fills that window
+ *   gemv             weights decoded in registers, one sequential stream
+ *   one group        the same on copied activations
  *   several groups   a block of columns expanded to float32 once, then used by every group while
  *                    the next block is prefetched
+ * The first two prefetch far ahead of the stream as soon as arithmetic fills the core's window of
+ * outstanding loads: not in the gemv of float32, which is two loads and two fmas a column.
  * Activations are copied, so that a group is one dense stream (rows a power of two apart would
  * share cache sets). Splitting columns goes through y, which holds the accumulators exactly: the
  * order of sums is the contract's in every form.
@@ -20,9 +21,11 @@
 #include <string.h>
 
 enum {
-    BATCH = 192,  // most tokens whose activations are copied at a time
-    AHEAD = 8192, // bytes from a weight to the prefetch made beside it by one group
-    ROOM = KWK_MATMUL_SCRATCH / 4,
+    BATCH = 192, // most tokens whose activations are copied at a time
+    /* Bytes from a weight to the prefetch made beside it. Two pages: nearer (1 to 4 KiB), it is
+     * slower than none, since it takes the hardware's own stream apart without getting past it. */
+    AHEAD = 8192,
+    ROOM = KWK_MATMUL_SCRATCH / 4, // floats
 };
 
 static inline int least(int a, int b)
@@ -50,7 +53,7 @@ INLINE void strip_group(kwk_format format, int n, const uint8_t *w, const float 
 {
 #define CASE(n)                                                                                    \
     case n:                                                                                        \
-        strip(format, n, w, x, LINE, LINE *n, cols, y, ldy, first, ahead, n_ahead);                \
+        strip(format, n, w, x, LINE, LINE * (n), cols, y, ldy, first, ahead, n_ahead);               \
         return;
     switch (n) {
         CASE(1)
@@ -75,8 +78,8 @@ INLINE void gemv(kwk_format format, const kwk_matmul *a)
 {
     for (int tile = a->tile0; tile < a->tile1; tile++) {
         const uint8_t *w = kwk_tile_data(a->w, tile);
-        strip(format, 1, w, a->x, 0, LINE, a->w->cols_pad, a->y + (size_t)tile * KWK_TILE, 0, 1, w,
-              0);
+        strip(format, 1, w, a->x, 0, LINE, a->w->cols_pad, a->y + (size_t)tile * KWK_TILE, 0, 1,
+              w + AHEAD, format == KWK_F32 ? 0 : 2);
     }
 }
 

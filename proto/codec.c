@@ -14,7 +14,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "ids travel as little-endian int32");
 
-/* ---- memory ------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct block {
     struct block *next;
@@ -41,7 +41,7 @@ void kwk_arena_free(void *arena)
     }
 }
 
-/* ---- messages ---------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 const msgpack_object *kwk_object_get(const msgpack_object_map *map, const char *key)
 {
@@ -83,7 +83,7 @@ int kwk_unpack(msgpack_unpacked *u, const void *data, size_t n, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- values ------------------------------------------------------------------------------------------ */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static void *at(void *obj, size_t offset)
 {
@@ -353,7 +353,7 @@ int kwk_table_decode(const kwk_table *t, void *obj, const msgpack_object_map *ma
     return KWK_OK;
 }
 
-/* ---- encoder ----------------------------------------------------------------------------------------- */
+/* ---- encoder --------------------------------------------------------------------------------- */
 
 static double stored(const kwk_field *f, const void *p)
 {

@@ -153,7 +153,7 @@ int kwk_map_end(kwk_map *m, kwk_error *err)
     return kwk_fail(err, m->failed, "out of memory for a message");
 }
 
-/* ---- replies ----------------------------------------------------------------------------------------- */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 void kwk_reply_begin(kwk_map *m, kwk_buf *out)
 {

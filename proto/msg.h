@@ -47,7 +47,7 @@ typedef struct kwk_buf {
 } kwk_buf;
 void kwk_buf_fini(kwk_buf *b);
 
-/* ---- requests ----------------------------------------------------------------------------------------
+/* ---- requests -----------------------------------------------------------------------------------
  * Decoded strings and arrays belong to the request (kwk_request_fini frees them); NULL: not given.
  * When encoding, they are borrowed from the caller. Strings are NUL-terminated, without NUL inside.  */
 
@@ -145,10 +145,10 @@ int kwk_request_decode(kwk_request *req, const void *data, size_t n, kwk_error *
 int kwk_request_encode(kwk_buf *out, const kwk_request *req, kwk_error *err);
 void kwk_request_fini(kwk_request *req);
 
-/* ---- replies --------------------------------------------------------------------------------------------
+/* ---- replies ------------------------------------------------------------------------------------
  * A reply is a msgpack map: "v" and either "ok": true with the op's fields, or "error" (name),
  * "code", "message", and for KWK_EBUSY "retry_ms". Daemon handlers build the fields with the writer
- * below; the client reads them with the reader.                                                         */
+ * below; the client reads them with the reader. */
 
 /* Writer: one map, keys in any order. The first error sticks; kwk_map_end reports it. */
 typedef struct kwk_map {
@@ -195,8 +195,8 @@ int kwk_tree_status(const kwk_tree *t, int *retry_ms, kwk_error *err);
 /** The whole map as JSON text (bin as base64), malloc'd; NULL: out of memory. */
 char *kwk_tree_json(const kwk_tree *t);
 
-/* ---- door --------------------------------------------------------------------------------------------------
- * SOCK_SEQPACKET; every packet but the daemon's 1-byte wake-ups is a msgpack map (PROTOCOL.md).            */
+/* ---- door ---------------------------------------------------------------------------------------
+ * SOCK_SEQPACKET; every packet but the daemon's 1-byte wake-ups is a msgpack map (PROTOCOL.md). */
 
 typedef struct kwk_hello_req { // client → daemon, first packet
     int32_t version;

@@ -43,7 +43,7 @@ static void copy_once(void *dst, const void *shared, size_t n)
     __asm__ volatile("" ::: "memory");
 }
 
-/* ---- producer ------------------------------------------------------------------------------------- */
+/* ---- producer -------------------------------------------------------------------------------- */
 
 void kwk_out_producer_init(kwk_out_producer *p, void *out, void *in, uint32_t n_slots,
                            uint32_t data_bytes)
@@ -114,7 +114,7 @@ int kwk_sub_take(uint64_t *sub_head, kwk_out_header *out, const void *in, kwk_su
     return 1;
 }
 
-/* ---- consumer ------------------------------------------------------------------------------------- */
+/* ---- consumer -------------------------------------------------------------------------------- */
 
 int kwk_out_consumer_init(kwk_out_consumer *c, const void *out, size_t out_size, void *in,
                           size_t in_size, kwk_error *err)

@@ -140,7 +140,7 @@ static inline size_t kwk_in_size(uint32_t data_bytes)
     return KWK_IN_DATA_AT + (size_t)data_bytes;
 }
 
-/* ---- memfds ---------------------------------------------------------------------------------------- */
+/* ---- memfds ---------------------------------------------------------------------------------- */
 
 /** Make a memfd of `size` committed bytes (CLOEXEC, sealable), or a negative KWK_E…. */
 int kwk_memfd_create(const char *name, size_t size, kwk_error *err);
@@ -155,7 +155,7 @@ int kwk_memfd_seal(int fd, int future_write, kwk_error *err);
 /** Check that fd is a memfd sealed against shrinking and at least `size` bytes: KWK_EPROTO if not. */
 int kwk_memfd_check(int fd, size_t size, kwk_error *err);
 
-/* ---- daemon's side of the out ring, client's side ------------------------------------------------------ */
+/* ---- daemon's side of the out ring, client's side -------------------------------------------- */
 
 /* Producer state; private memory of the daemon. One thread. */
 typedef struct kwk_out_producer {
