@@ -54,8 +54,8 @@ INLINE void prefetch(const uint8_t *p, const int n_lines)
 
 /* strip() for the 8 * n_vec rows from row on. */
 INLINE void rows_strip(kwk_format format, const int n, int row, const int n_vec, const uint8_t *w,
-                       const float *x, size_t x_token, size_t x_line, int cols, float *y,
-                       size_t ldy, int first, const uint8_t *ahead, const int n_ahead)
+                       const float *x, int cols, float *y, size_t ldy, int first,
+                       const uint8_t *ahead, const int n_ahead)
 {
     __m256 acc[GROUP][4];
 
@@ -66,7 +66,7 @@ INLINE void rows_strip(kwk_format format, const int n, int row, const int n_vec,
         for (int i = 0; i < n_vec; i++)
             acc[t][i] = first ? _mm256_setzero_ps() : _mm256_load_ps(y + (size_t)t * ldy + 8 * i);
     }
-    for (int line = 0; line < cols / LINE; line++, x += x_line) {
+    for (int line = 0; line < cols / LINE; line++, x += n * LINE) {
         for (int k = 0; k < LINE; k += STEP, w += column_bytes(format, STEP)) {
             prefetch(ahead, STEP / 2 * n_ahead);
             ahead += STEP / 2 * n_ahead * 64;
@@ -76,7 +76,7 @@ INLINE void rows_strip(kwk_format format, const int n, int row, const int n_vec,
                 load_column(format, w, j, row, n_vec, v);
 #pragma GCC unroll 16
                 for (int t = 0; t < n; t++) {
-                    const __m256 xt = _mm256_set1_ps(x[(size_t)t * x_token + (size_t)(k + j)]);
+                    const __m256 xt = _mm256_set1_ps(x[t * LINE + k + j]);
 #pragma GCC unroll 16
                     for (int i = 0; i < n_vec; i++)
                         acc[t][i] = _mm256_fmadd_ps(v[i], xt, acc[t][i]);
@@ -93,19 +93,18 @@ INLINE void rows_strip(kwk_format format, const int n, int row, const int n_vec,
 }
 
 /* 32 rows × n tokens over some columns, a multiple of 16, of a tile whose first one is at w.
- *   x         column 16 l + i of token t is x[l * x_line + t * x_token + i]
+ *   x         column 16 l + i of token t is x[(l * n + t) * 16 + i]
  *   y         y[t * ldy + row]: the accumulators come from here unless `first`, and end here
  *   ahead     prefetched, n_ahead lines of 64 bytes per 2 columns; may lie outside any object */
-INLINE void strip(kwk_format format, const int n, const uint8_t *w, const float *x, size_t x_token,
-                  size_t x_line, int cols, float *y, size_t ldy, int first, const uint8_t *ahead,
-                  const int n_ahead)
+INLINE void strip(kwk_format format, const int n, const uint8_t *w, const float *x, int cols,
+                  float *y, size_t ldy, int first, const uint8_t *ahead, const int n_ahead)
 {
     if (n <= 2) {
-        rows_strip(format, n, 0, 4, w, x, x_token, x_line, cols, y, ldy, first, ahead, n_ahead);
+        rows_strip(format, n, 0, 4, w, x, cols, y, ldy, first, ahead, n_ahead);
         return;
     }
     for (int half = 0; half < 2; half++)
-        rows_strip(format, n, 16 * half, 2, w, x, x_token, x_line, cols, y, ldy, first,
+        rows_strip(format, n, 16 * half, 2, w, x, cols, y, ldy, first,
                    ahead + (size_t)half * (size_t)cols * 16 * n_ahead, n_ahead / 2);
 }
 

@@ -53,12 +53,11 @@ INLINE void prefetch(const uint8_t *p, const int n_lines)
 }
 
 /* 32 rows × n tokens over some columns, a multiple of 16, of a tile whose first one is at w.
- *   x         column 16 l + i of token t is x[l * x_line + t * x_token + i]
+ *   x         column 16 l + i of token t is x[(l * n + t) * 16 + i]
  *   y         y[t * ldy + row]: the accumulators come from here unless `first`, and end here
  *   ahead     prefetched, n_ahead lines of 64 bytes per 2 columns; may lie outside any object */
-INLINE void strip(kwk_format format, const int n, const uint8_t *w, const float *x, size_t x_token,
-                  size_t x_line, int cols, float *y, size_t ldy, int first, const uint8_t *ahead,
-                  const int n_ahead)
+INLINE void strip(kwk_format format, const int n, const uint8_t *w, const float *x, int cols,
+                  float *y, size_t ldy, int first, const uint8_t *ahead, const int n_ahead)
 {
     __m512 acc[GROUP][2];
 
@@ -68,7 +67,7 @@ INLINE void strip(kwk_format format, const int n, const uint8_t *w, const float 
         for (int i = 0; i < 2; i++)
             acc[t][i] = first ? _mm512_setzero_ps() : _mm512_load_ps(y + (size_t)t * ldy + 16 * i);
     }
-    for (int line = 0; line < cols / LINE; line++, x += x_line) {
+    for (int line = 0; line < cols / LINE; line++, x += n * LINE) {
         for (int k = 0; k < LINE; k += STEP, w += column_bytes(format, STEP)) {
             prefetch(ahead, STEP / 2 * n_ahead);
             ahead += STEP / 2 * n_ahead * 64;
@@ -78,7 +77,7 @@ INLINE void strip(kwk_format format, const int n, const uint8_t *w, const float 
                 load_column(format, w, j, v);
 #pragma GCC unroll 16
                 for (int t = 0; t < n; t++) {
-                    const __m512 xt = _mm512_set1_ps(x[(size_t)t * x_token + (size_t)(k + j)]);
+                    const __m512 xt = _mm512_set1_ps(x[t * LINE + k + j]);
                     acc[t][0] = _mm512_fmadd_ps(v[0], xt, acc[t][0]);
                     acc[t][1] = _mm512_fmadd_ps(v[1], xt, acc[t][1]);
                 }

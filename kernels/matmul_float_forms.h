@@ -53,7 +53,7 @@ INLINE void strip_group(kwk_format format, int n, const uint8_t *w, const float 
 {
 #define CASE(n)                                                                                    \
     case n:                                                                                        \
-        strip(format, n, w, x, LINE, LINE * (n), cols, y, ldy, first, ahead, n_ahead);               \
+        strip(format, n, w, x, cols, y, ldy, first, ahead, n_ahead);                               \
         return;
     switch (n) {
         CASE(1)
@@ -78,8 +78,8 @@ INLINE void gemv(kwk_format format, const kwk_matmul *a)
 {
     for (int tile = a->tile0; tile < a->tile1; tile++) {
         const uint8_t *w = kwk_tile_data(a->w, tile);
-        strip(format, 1, w, a->x, 0, LINE, a->w->cols_pad, a->y + (size_t)tile * KWK_TILE, 0, 1,
-              w + AHEAD, format == KWK_F32 ? 0 : 2);
+        strip(format, 1, w, a->x, a->w->cols_pad, a->y + (size_t)tile * KWK_TILE, 0, 1, w + AHEAD,
+              format == KWK_F32 ? 0 : 2);
     }
 }
 
