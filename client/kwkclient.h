@@ -6,7 +6,7 @@
  * Threads: a client may be used from any number of threads at once; a stream or sequence by one at a
  * time. After fork() the child gets KWK_EFORKED from every call (closing is allowed).
  * Errors: int, 0 or a negative KWK_E…, text in *err (may be NULL). KWK_ECLOSED: the daemon is gone;
- * it is noticed within 200 ms. All …_free and …_close functions accept NULL.
+ * a waiting call notices within 200 ms. All …_free and …_close functions accept NULL.
  */
 #ifndef KWK_CLIENT_KWKCLIENT_H
 #define KWK_CLIENT_KWKCLIENT_H
@@ -44,10 +44,17 @@ typedef struct kwk_client_options {
  */
 KWK_API int kwk_client_open(kwk_client **out, const char *address, const kwk_client_options *opts,
                             kwk_error *err);
-KWK_API void kwk_client_close(kwk_client *c); // cancels what runs, frees the streams' memory too
+/** End the session: cancels what runs and frees all streams and sequences of it, so that their handles
+ *  must not be used any more, not even to free them. No other call may be running. */
+KWK_API void kwk_client_close(kwk_client *c);
 
-/** Descriptor that turns readable when something happened (event loops; borrowed). After it did, call
- *  kwk_client_drain() and then kwk_stream_next(…, timeout 0) on the streams. */
+/** Version of the library ("0.1.0"); static string. */
+KWK_API const char *kwk_client_version(void);
+
+/** Descriptor that turns readable when something happened (event loops, with the option event_loop;
+ *  borrowed). After it did, call kwk_client_drain() and then kwk_stream_next(…, timeout 0) on the
+ *  streams until it returns 0. KWK_ECLOSED from drain: the daemon is gone; the streams still give what
+ *  came before. */
 KWK_API int kwk_client_fd(const kwk_client *c);
 KWK_API int kwk_client_drain(kwk_client *c, kwk_error *err);
 
@@ -103,6 +110,7 @@ typedef struct kwk_generate {
     const kwk_client_bias *bias; // (n_bias)
     int n_bias;
     const char *tenant;    // NULL: ""
+    int logprobs;          // 1: events carry the chosen token's logprob (n_logprobs > 0: always)
 } kwk_generate;
 #define KWK_GENERATE_INIT \
     {.size = sizeof(kwk_generate), .max_new_tokens = -1, .temperature = 1, .top_p = 1, \
@@ -142,6 +150,9 @@ typedef struct kwk_event {
  */
 KWK_API int kwk_stream_next(kwk_stream *s, kwk_event *event, int timeout_ms, kwk_error *err);
 
+/** The seed that the generation uses, given or drawn. */
+KWK_API uint64_t kwk_stream_seed(const kwk_stream *s);
+
 /** Ask the daemon to stop; the DONE event still comes. Any thread. Never blocks. */
 KWK_API int kwk_stream_cancel(kwk_stream *s, kwk_error *err);
 KWK_API void kwk_stream_free(kwk_stream *s); // cancels if it still runs
@@ -173,8 +184,10 @@ typedef struct kwk_forward {
                               //   the next forward of this client
 } kwk_forward;
 
-/** Run tokens of several sequences in as few steps as they fit. All or the first error; on error the
- *  sequences of failed items are as before. KWK_EFULL: the logits area or the context is too small. */
+/** Run tokens of several sequences, together in as few steps as they fit. All or the first error: then
+ *  every sequence is as before. A sequence may be in one item only. The session's timeout counts from
+ *  the last progress; after KWK_ETIMEOUT the sequences can only be freed. KWK_EFULL: the logits area or
+ *  the context is too small. Calls of several threads run one after the other. */
 KWK_API int kwk_client_forward(kwk_client *c, kwk_forward *items, int n_items, kwk_error *err);
 
 #ifdef __cplusplus

@@ -283,9 +283,10 @@ static void json_has_every_type(void **state)
 /* Mutations of a good reply: parsed or refused, and everything in the parsed ones can be read. */
 static void mutated_replies_are_parsed_or_refused(void **state)
 {
-    static const char m[] = "\x88" V "\xa2ok\xc3\xa6models\x92\x82\xa4name\xa1" "a\xa5state\xa5ready\x81"
-                            "\xa4name\xa2xy\xa3ids\x93\x01\xcd\x01\x00\xff\xa1" "b\xc4\x04\x01\x02\x03"
-                            "\x04\xa1" "f\xca\x3f\x80\x00\x00\xa4" "code\xfb\xa7message\xa3" "bad";
+    static const char m[] = "\x88" V "\xa2ok\xc3"
+                            "\xa6models\x92\x82\xa4name\xa1" "a\xa5state\xa5ready\x81\xa4name\xa2xy"
+                            "\xa3ids\x93\x01\xcd\x01\x00\xff" "\xa1" "b\xc4\x04\x01\x02\x03\x04"
+                            "\xa1" "f\xca\x3f\x80\x00\x00" "\xa4" "code\xfb" "\xa7message\xa3" "bad";
     uint64_t seed = 11;
     int parsed = 0;
 
