@@ -222,7 +222,7 @@ static int take_wave(run *r, kwk_error *err)
 }
 
 /* After an error: sequences as they were. */
-static void roll_back(run *r, int rc)
+static void roll_back(run *r)
 {
     kwk_request q = kwk_client_request(r->c, KWK_OP_seq_truncate);
 
@@ -230,8 +230,8 @@ static void roll_back(run *r, int rc)
         item *it = &r->items[i];
         kwk_client_seq *s = it->f->seq;
 
-        if (rc == KWK_ETIMEOUT || it->n)
-            s->broken = 1; // it may still change
+        if (it->n)
+            s->broken = 1; // in flight: it may still change
         if (s->broken || !it->done)
             continue;
         q.u.seq_truncate.seq = s->id;
@@ -291,7 +291,7 @@ int kwk_client_forward(kwk_client *c, kwk_forward *items, int n_items, kwk_error
     if (rc == KWK_OK) {
         rc = run_items(&r, err);
         if (rc < 0)
-            roll_back(&r, rc);
+            roll_back(&r);
     }
     if (rc == KWK_OK) {
         for (int i = 0; i < n_items; i++) {
