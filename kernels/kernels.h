@@ -192,6 +192,10 @@ typedef void kwk_rope_fn(float *x, const float *cos, const float *sin, int n_hea
  * |y - exact| <= 3 * 2^-23 * |exact| + 2^-120 * |u|.                                            */
 typedef void kwk_silu_mul_fn(float *y, const float *g, const float *u, int n);
 
+/* e[i] = kwk_expf(x[i] - most): the terms of a softmax whose greatest score is most (finite). e may
+ * be x. Any n. No alignment needed.                                                             */
+typedef void kwk_exp_diff_fn(float *e, const float *x, int n, float most);
+
 /* Index of the greatest value, the lowest index of equals; NaNs are passed over. -1 when all are
  * NaN or n == 0. -0 and +0 are equal.                                                           */
 typedef int kwk_argmax_fn(const float *x, int n);
