@@ -52,8 +52,7 @@ static int is_int(const kwk_mat *w)
     return kwk_format_is_int(w->format);
 }
 
-/* ---- inputs of matrices -------------------------------------------------------------------------
- */
+/* ---- inputs of matrices --------------------------------------------------------------------- */
 
 /* RMSNorm of rows of the residual stream, quantised where a matrix wants it. rows[i] is the
  * row of the chunk that becomes token i; NULL: i itself. */
@@ -104,8 +103,7 @@ static kwk_input heads_input(kwk_self *t, int quantised)
     return in;
 }
 
-/* ---- phases -------------------------------------------------------------------------------------
- */
+/* ---- phases --------------------------------------------------------------------------------- */
 
 static void embed(kwk_self *t)
 {
@@ -277,8 +275,7 @@ static void mlp(kwk_self *t, int l)
     barrier(t);
 }
 
-/* ---- the head -----------------------------------------------------------------------------------
- */
+/* ---- the head ------------------------------------------------------------------------------- */
 
 /* Logits, and the caller's copy of what this thread has just computed. */
 static void head_tiles(void *arg, int i, int tile0, int tile1)
@@ -318,7 +315,7 @@ static void sample_row(const kwk_self *t, kwk_row *row, float *logits)
         row->out_logprob = NAN;
         return;
     }
-    kwk_sampler_choose(&c, logits, m->recipe.vocab, t->own->sampler, 0, m->kernels.argmax);
+    kwk_sampler_choose(&c, logits, m->recipe.vocab, t->own->sampler, 0, &m->kernels);
     row->out_token = c.token;
     row->out_logprob = c.logprob;
 }

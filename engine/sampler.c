@@ -12,37 +12,64 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LOGPROBS = 20 };
+enum {
+    MAX_LOGPROBS = 20,
+    SUM_BLOCK = 256, // terms that are summed together
+};
+
+/* Candidates in ascending id: score, e = exp(score - greatest score), id. */
+typedef struct list {
+    int n;
+    float *score, *e;
+    int32_t *id;
+} list;
 
 typedef struct cand {
-    float score;
-    float e; // exp(score - greatest score)
+    float score, e;
     int32_t id;
 } cand;
+
+typedef struct work {
+    list list;
+    cand *copy;     // (vocab) for top_p
+    float *raw;     // (vocab) logits before the processors
+    uint32_t *bits; // (vocab) bitmap
+    const kwk_kernels *k;
+} work;
 
 static size_t round64(size_t n)
 {
     return (n + 63) & ~(size_t)63;
 }
 
-/* work = candidates | copy of them | raw logits | bitmap */
-static size_t work_cands(int vocab)
-{
-    return round64((size_t)vocab * sizeof(cand));
-}
-
-static size_t work_bits(int vocab)
+static size_t bitmap_bytes(int vocab)
 {
     return round64(((size_t)vocab + 31) / 32 * 4);
 }
 
 size_t kwk_sampler_work_bytes(int vocab)
 {
-    return 2 * work_cands(vocab) + round64((size_t)vocab * sizeof(float)) + work_bits(vocab);
+    const size_t n = (size_t)vocab;
+
+    return 4 * round64(n * 4) + round64(n * sizeof(cand)) + bitmap_bytes(vocab);
 }
 
-/* ---- checks -------------------------------------------------------------------------------------
- */
+static work carve(void *memory, int vocab, const kwk_kernels *k)
+{
+    const size_t column = round64((size_t)vocab * 4);
+    char *p = memory;
+    work w = {.k = k};
+
+    w.list.score = (float *)p;
+    w.list.e = (float *)(p + column);
+    w.list.id = (int32_t *)(p + 2 * column);
+    w.raw = (float *)(p + 3 * column);
+    w.copy = (cand *)(p + 4 * column);
+    w.bits = (uint32_t *)(p + 4 * column + round64((size_t)vocab * sizeof(cand)));
+    return w;
+}
+
+/* ---- checks --------------------------------------------------------------------------------- */
 
 static int check_bias(const kwk_sampling *s, int vocab, kwk_error *err)
 {
@@ -103,13 +130,12 @@ int kwk_sampling_check(const kwk_sampling *s, int vocab, kwk_error *err)
     return check_bias(s, vocab, err);
 }
 
-/* ---- processors ---------------------------------------------------------------------------------
- */
+/* ---- processors ----------------------------------------------------------------------------- */
 
 static void penalise_repetition(float *x, int vocab, const kwk_history *h, float penalty,
                                 uint32_t *seen)
 {
-    memset(seen, 0, work_bits(vocab));
+    memset(seen, 0, bitmap_bytes(vocab));
     for (int i = 0; i < h->n_ids; i++) {
         const int32_t id = h->ids[i];
         if (id < 0 || id >= vocab || (seen[id / 32] >> id % 32 & 1)) // once per distinct id
@@ -139,18 +165,41 @@ static void process(const kwk_choice *c, float *x, int vocab, uint32_t *bits)
                 x[i] = -INFINITY;
 }
 
-static int greatest(const float *x, int n)
+/* Sum of n terms in a fixed order: blocks of 256, four chains in each. */
+static double block_sum(const float *e, int n)
 {
-    int best = -1;
+    double s[4] = {0};
+    int i = 0;
 
-    for (int i = 0; i < n; i++)
-        if (x[i] > (best < 0 ? -INFINITY : x[best]))
-            best = i;
-    return best;
+    for (; i + 4 <= n; i += 4)
+        for (int k = 0; k < 4; k++)
+            s[k] += (double)e[i + k];
+    for (; i < n; i++)
+        s[0] += (double)e[i];
+    return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
-/* ---- filters on the list of candidates ----------------------------------------------------------
- */
+static double sum_of(const float *e, int n)
+{
+    double sum = 0;
+
+    for (int i = 0; i < n; i += SUM_BLOCK)
+        sum += block_sum(e + i, n - i < SUM_BLOCK ? n - i : SUM_BLOCK);
+    return sum;
+}
+
+/* exp(x - most), also where most is +inf. */
+static void exp_diff(const kwk_kernels *k, float *e, const float *x, int n, float most)
+{
+    if (most < INFINITY) {
+        k->exp_diff(e, x, n, most);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        e[i] = x[i] == most;
+}
+
+/* ---- filters on the list of candidates ------------------------------------------------------ */
 
 /* k-th greatest of x, 1 <= k <= n, no NaNs. heap (k): the k greatest so far, the least on top. */
 static float kth_greatest(const float *x, int n, int k, float *heap)
@@ -187,11 +236,9 @@ static int before(const cand *a, const cand *b) // ascending score, then ascendi
 }
 
 /* The candidate at which, in ascending order, the running sum of probabilities first passes
- * `limit`; everything before it is removed. w (n) is reordered. */
-static cand boundary(cand *w, int n, float sum, float limit)
+ * `limit`; base is that of candidates known to be removed. w (n) is reordered. */
+static cand boundary(cand *w, int n, float sum, float limit, double base)
 {
-    double base = 0; // probability of everything known to be removed
-
     for (;;) {
         /* Median of three as the pivot, then: below it | the pivot | above it. */
         cand *a = &w[0], *b = &w[n / 2], *z = &w[n - 1], *mid = b;
@@ -224,15 +271,6 @@ static cand boundary(cand *w, int n, float sum, float limit)
     }
 }
 
-static float sum_of(const cand *c, int n)
-{
-    double sum = 0;
-
-    for (int i = 0; i < n; i++)
-        sum += (double)c[i].e;
-    return (float)sum;
-}
-
 /* 1 - top_p as Python computes it from the decimal that the user wrote. */
 static float top_p_limit(float top_p)
 {
@@ -241,32 +279,48 @@ static float top_p_limit(float top_p)
     return (float)(1.0 - ((float)decimal == top_p ? decimal : (double)top_p));
 }
 
-static int filter_top_p(cand *c, int n, float top_p, cand *copy)
+static void keep(list *l, int from, int to)
 {
-    int kept = 0;
-
-    memcpy(copy, c, (size_t)n * sizeof *c);
-    const cand first = boundary(copy, n, sum_of(c, n), top_p_limit(top_p));
-    for (int i = 0; i < n; i++)
-        if (!before(&c[i], &first))
-            c[kept++] = c[i];
-    return kept;
+    l->score[to] = l->score[from];
+    l->e[to] = l->e[from];
+    l->id[to] = l->id[from];
 }
 
-static int filter_min_p(cand *c, int n, float min_p)
+static void filter_top_p(list *l, float top_p, cand *copy)
 {
-    const float sum = sum_of(c, n);
+    const float sum = (float)sum_of(l->e, l->n), limit = top_p_limit(top_p);
+    const float tiny = limit / (float)l->n * 0.999f * sum; // all of these together stay below it
+    double base = 0;
+    int n = 0, kept = 0;
+
+    for (int i = 0; i < l->n; i++) {
+        if (l->e[i] < tiny)
+            base += (double)(l->e[i] / sum);
+        else
+            copy[n++] = (cand){l->score[i], l->e[i], l->id[i]};
+    }
+    const cand first = boundary(copy, n, sum, limit, base);
+    for (int i = 0; i < l->n; i++) {
+        const cand c = {l->score[i], l->e[i], l->id[i]};
+        if (!before(&c, &first))
+            keep(l, i, kept++);
+    }
+    l->n = kept;
+}
+
+static void filter_min_p(list *l, float min_p)
+{
+    const float sum = (float)sum_of(l->e, l->n);
     const float least = min_p * (1.0f / sum); // the greatest score has e = 1
     int kept = 0;
 
-    for (int i = 0; i < n; i++)
-        if (!(c[i].e / sum < least) || c[i].e == 1)
-            c[kept++] = c[i];
-    return kept;
+    for (int i = 0; i < l->n; i++)
+        if (!(l->e[i] / sum < least) || l->e[i] == 1)
+            keep(l, i, kept++);
+    l->n = kept;
 }
 
-/* ---- the draw -----------------------------------------------------------------------------------
- */
+/* ---- the draw ------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t z) // splitmix64's finaliser
 {
@@ -285,146 +339,165 @@ static double uniform(uint64_t seed, uint32_t choice, int position)
     return (double)(z >> 11) * 0x1p-53;
 }
 
-static int32_t draw_by_noise(const cand *c, int n, const float *noise)
+static int draw_by_noise(const list *l, const float *noise)
 {
-    const float sum = sum_of(c, n);
+    const float sum = (float)sum_of(l->e, l->n);
     float best = -1;
-    int32_t token = c[0].id;
+    int at = 0;
 
-    for (int i = 0; i < n; i++) {
-        const float v = c[i].e / sum / noise[c[i].id];
+    for (int i = 0; i < l->n; i++) {
+        const float v = l->e[i] / sum / noise[l->id[i]];
         if (v > best) {
             best = v;
-            token = c[i].id;
+            at = i;
         }
     }
-    return token;
+    return at;
 }
 
-static int32_t draw_by_seed(const cand *c, int n, double u)
+/* Inverse of the cumulative distribution, in order of ids. */
+static int draw_by_seed(const list *l, double u)
 {
-    double sum = 0, target, at = 0;
-    int last = 0;
+    const double target = u * sum_of(l->e, l->n);
+    double sum = 0;
+    int last = l->n - 1;
 
-    for (int i = 0; i < n; i++)
-        sum += (double)c[i].e;
-    target = u * sum;
-    for (int i = 0; i < n; i++) {
-        if (c[i].e == 0)
-            continue;
-        at += (double)c[i].e;
-        last = i;
-        if (at > target)
+    for (int i = 0; i < l->n; i += SUM_BLOCK) {
+        const int end = l->n - i < SUM_BLOCK ? l->n : i + SUM_BLOCK;
+        const double next = sum + block_sum(l->e + i, end - i);
+
+        if (next > target) { // within this block
+            last = end - 1;
+            for (int k = i; k < end; k++) {
+                sum += (double)l->e[k];
+                if (sum > target)
+                    return k;
+            }
             break;
+        }
+        sum = next;
     }
-    return c[last].id;
+    while (l->e[last] == 0) // only rounding leads here
+        last--;
+    return last;
 }
 
-static int list_candidates(cand *c, const float *x, int vocab, float least, float most)
+static void list_all(work *w, const float *x, int vocab, float most)
 {
-    int n = 0;
+    list *l = &w->list;
 
-    for (int i = 0; i < vocab; i++) {
-        const float d = x[i] - most;
-        if (x[i] >= least && x[i] > -INFINITY)
-            c[n++] = (cand){x[i], x[i] == most ? 1 : d < -104 ? 0 : expf(d), i};
-    }
-    return n;
+    memcpy(l->score, x, (size_t)vocab * sizeof *x);
+    exp_diff(w->k, l->e, x, vocab, most);
+    for (int i = 0; i < vocab; i++)
+        l->id[i] = i;
+    l->n = vocab;
 }
 
-static int32_t sample(const kwk_choice *ch, float *x, int vocab, cand *c, cand *copy, int keep)
+static void list_from(work *w, const float *x, int vocab, float least, float most)
+{
+    list *l = &w->list;
+
+    l->n = 0;
+    for (int i = 0; i < vocab; i++)
+        if (x[i] >= least) {
+            l->score[l->n] = x[i];
+            l->id[l->n++] = i;
+        }
+    exp_diff(w->k, l->e, l->score, l->n, most);
+}
+
+static int32_t sample(const kwk_choice *ch, float *x, int vocab, work *w, int keep_filters)
 {
     const kwk_sampling *s = ch->sampling;
     const kwk_history *h = ch->history;
-    float least = -INFINITY;
+    list *l = &w->list;
 
     for (int i = 0; i < vocab; i++)
-        x[i] = isnan(x[i]) ? -INFINITY : x[i] / s->temperature;
-    const int top = greatest(x, vocab);
-    if (top < 0)
+        x[i] = x[i] == x[i] ? x[i] : -INFINITY; // NaN
+    if (s->temperature != 1)
+        for (int i = 0; i < vocab; i++)
+            x[i] /= s->temperature;
+    const int top = w->k->argmax(x, vocab);
+    if (top < 0 || x[top] == -INFINITY)
         return -1;
     if (s->top_k > 0 && s->top_k < vocab)
-        least = kth_greatest(x, vocab, s->top_k, (float *)copy);
-    int n = list_candidates(c, x, vocab, least, x[top]);
+        list_from(w, x, vocab, kth_greatest(x, vocab, s->top_k, (float *)w->copy), x[top]);
+    else
+        list_all(w, x, vocab, x[top]);
     if (s->top_p < 1)
-        n = filter_top_p(c, n, s->top_p, copy);
+        filter_top_p(l, s->top_p, w->copy);
     if (s->min_p > 0)
-        n = filter_min_p(c, n, s->min_p);
-    if (keep) {
+        filter_min_p(l, s->min_p);
+    if (keep_filters) {
         for (int i = 0; i < vocab; i++)
             x[i] = -INFINITY;
-        for (int i = 0; i < n; i++)
-            x[c[i].id] = c[i].score;
+        for (int i = 0; i < l->n; i++)
+            x[l->id[i]] = l->score[i];
     }
     if (h && h->noise)
-        return draw_by_noise(c, n, h->noise);
-    return draw_by_seed(c, n, uniform(s->seed, s->choice, h ? h->n_new : 0));
+        return l->id[draw_by_noise(l, h->noise)];
+    return l->id[draw_by_seed(l, uniform(s->seed, s->choice, h ? h->n_new : 0))];
 }
 
-/* ---- log probabilities --------------------------------------------------------------------------
- */
+/* ---- log probabilities ---------------------------------------------------------------------- */
 
-/* log of the sum of exp over raw logits; the most likely tokens, equals by ascending id. */
-static double log_sum(const float *x, int n, kwk_logprob *top, int want)
+/* log of the sum of exp over raw logits; the most likely tokens, equals by ascending id. x has no
+ * NaNs; e (n) is overwritten. */
+static double log_sum(const kwk_kernels *k, const float *x, int n, float *e, kwk_logprob *top,
+                      int want)
 {
-    const int best = greatest(x, n);
-    double sum = 0;
+    const int best = k->argmax(x, n);
     int have = 0;
 
     for (int i = 0; i < want; i++) // there may be fewer tokens than asked for
         top[i] = (kwk_logprob){-1, -INFINITY};
-    if (best < 0)
+    if (best < 0 || x[best] == -INFINITY)
         return -INFINITY;
-    for (int i = 0; i < n; i++) {
-        const float d = x[i] - x[best];
-        if (x[i] == x[best])
-            sum += 1;
-        else if (d >= -104)
-            sum += (double)expf(d);
-        if (want && x[i] > -INFINITY && (have < want || x[i] > top[have - 1].logprob)) {
+    exp_diff(k, e, x, n, x[best]);
+    const double lse = (double)x[best] + log(sum_of(e, n));
+    for (int i = 0; i < n && want; i++)
+        if (x[i] > -INFINITY && (have < want || x[i] > top[have - 1].logprob)) {
             int at = have < want ? have++ : want - 1;
             for (; at > 0 && top[at - 1].logprob < x[i]; at--)
                 top[at] = top[at - 1];
             top[at] = (kwk_logprob){i, x[i]};
         }
-    }
-    const double lse = (double)x[best] + log(sum);
     for (int i = 0; i < have; i++)
         top[i].logprob = (float)((double)top[i].logprob - lse);
     return lse;
 }
 
-void kwk_sampler_choose(kwk_choice *ch, float *x, int vocab, void *work, int keep_filters,
-                        kwk_argmax_fn *argmax)
+void kwk_sampler_choose(kwk_choice *ch, float *x, int vocab, void *memory, int keep_filters,
+                        const kwk_kernels *k)
 {
-    cand *c = work, *copy = (cand *)((char *)work + work_cands(vocab));
-    float *raw = (float *)((char *)copy + work_cands(vocab));
-    uint32_t *bits = (uint32_t *)((char *)raw + round64((size_t)vocab * sizeof *raw));
+    work w = carve(memory, vocab, k);
     const int n_top = ch->top ? ch->sampling->n_logprobs : 0;
     double lse = 0;
 
     ch->logprob = NAN;
     if (ch->want_logprob || n_top) {
-        lse = log_sum(x, vocab, ch->top, n_top);
-        memcpy(raw, x, (size_t)vocab * sizeof *raw);
+        for (int i = 0; i < vocab; i++)
+            w.raw[i] = x[i] == x[i] ? x[i] : -INFINITY;
+        lse = log_sum(k, w.raw, vocab, w.list.e, ch->top, n_top);
     }
-    process(ch, x, vocab, bits);
+    process(ch, x, vocab, w.bits);
     if (ch->sampling->do_sample) {
-        ch->token = sample(ch, x, vocab, c, copy, keep_filters);
+        ch->token = sample(ch, x, vocab, &w, keep_filters);
     } else {
-        ch->token = argmax ? argmax(x, vocab) : greatest(x, vocab);
+        ch->token = k->argmax(x, vocab);
         if (ch->token >= 0 && x[ch->token] == -INFINITY)
             ch->token = -1;
     }
     if (ch->want_logprob && ch->token >= 0)
-        ch->logprob = (float)((double)raw[ch->token] - lse);
+        ch->logprob = (float)((double)w.raw[ch->token] - lse);
 }
 
 int kwk_sample(const kwk_sampling *s, const kwk_history *h, float *logits, int vocab,
                int32_t *token, float *logprob, kwk_logprob *top, kwk_error *err)
 {
     kwk_choice c = {.sampling = s, .history = h, .want_logprob = logprob != NULL, .top = top};
-    void *work;
+    kwk_kernels k;
+    void *memory;
     int rc;
 
     if (!logits || !token || vocab < 1)
@@ -434,11 +507,12 @@ int kwk_sample(const kwk_sampling *s, const kwk_history *h, float *logits, int v
         return rc;
     if (h && (h->n_ids < 0 || (h->n_ids > 0 && !h->ids)))
         return kwk_fail(err, KWK_EINVAL, "history of %d ids without a list", h->n_ids);
-    work = aligned_alloc(64, kwk_sampler_work_bytes(vocab));
-    if (!work)
+    memory = aligned_alloc(64, kwk_sampler_work_bytes(vocab));
+    if (!memory)
         return kwk_fail(err, KWK_ENOMEM, "no memory to sample from %d logits", vocab);
-    kwk_sampler_choose(&c, logits, vocab, work, 1, NULL);
-    free(work);
+    kwk_kernels_init(&k, kwk_cpu_flags());
+    kwk_sampler_choose(&c, logits, vocab, memory, 1, &k);
+    free(memory);
     if (c.token < 0)
         return kwk_fail(err, KWK_EINVAL, "every score is NaN or -inf");
     *token = c.token;

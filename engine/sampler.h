@@ -9,7 +9,7 @@
 #include "engine/kwk.h"
 #include "kernels/kernels.h"
 
-/* Bytes of `work` for a vocabulary. */
+/* Bytes of memory that a choice from this vocabulary needs. */
 size_t kwk_sampler_work_bytes(int vocab);
 
 typedef struct kwk_choice {
@@ -23,10 +23,9 @@ typedef struct kwk_choice {
     float logprob; // with want_logprob
 } kwk_choice;
 
-/* work: kwk_sampler_work_bytes(), aligned to 64. logits are overwritten with the scores up to
- * temperature; keep_filters: also with what top_k, top_p and min_p leave (others -inf).
- * argmax may be NULL. */
-void kwk_sampler_choose(kwk_choice *c, float *logits, int vocab, void *work, int keep_filters,
-                        kwk_argmax_fn *argmax);
+/* memory: kwk_sampler_work_bytes(), aligned to 64. logits are overwritten with the scores up to
+ * temperature; keep_filters: also with what top_k, top_p and min_p leave (others -inf). */
+void kwk_sampler_choose(kwk_choice *c, float *logits, int vocab, void *memory, int keep_filters,
+                        const kwk_kernels *k);
 
 #endif
