@@ -61,8 +61,7 @@ static unit unit_at(const kwk_recipe *r, int i)
     return (unit){i / per, i / per * group + first, n};
 }
 
-/* ---- heads of new rows --------------------------------------------------------------------------
- */
+/* ---- heads of new rows ---------------------------------------------------------------------- */
 
 /* Bias, norm per head and RoPE on n heads that lie side by side. */
 static void turn_heads(const kwk_self *t, float *x, int n, const float *bias, const float *norm,
@@ -144,8 +143,7 @@ static void turn_and_store(kwk_self *t, int layer)
     }
 }
 
-/* ---- one split ----------------------------------------------------------------------------------
- */
+/* ---- one split ------------------------------------------------------------------------------ */
 
 /* Queries against split `split` of a KV head; the last slot any of them sees is `last`. */
 static void attend(const kwk_self *t, const kwk_piece *p, int layer, int kv_head, int split,
@@ -183,8 +181,7 @@ static float *output(const kwk_self *t, int row, int head)
            (size_t)head * (size_t)t->f->model->recipe.head_dim;
 }
 
-/* ---- a single row -------------------------------------------------------------------------------
- */
+/* ---- a single row --------------------------------------------------------------------------- */
 
 /* Merge the parts of a unit, split after split, into the first one; write the heads. */
 static void merge_splits(kwk_self *t, const unit *u, float *parts, int n_splits, int row)
@@ -249,8 +246,7 @@ static void single_row(kwk_self *t, const kwk_piece *p, const unit *u, int unit_
     }
 }
 
-/* ---- several rows -------------------------------------------------------------------------------
- */
+/* ---- several rows --------------------------------------------------------------------------- */
 
 /* A tile of rows against all the slots they see. */
 static void query_tile(kwk_self *t, const kwk_piece *p, const unit *u, int layer, int tile)

@@ -55,8 +55,7 @@ static struct {
 static _Thread_local int is_team; // this thread belongs to the team
 static pthread_once_t guard_once = PTHREAD_ONCE_INIT;
 
-/* ---- thread count -------------------------------------------------------------------------------
- */
+/* ---- thread count --------------------------------------------------------------------------- */
 
 static int find_default(void)
 {
@@ -100,8 +99,7 @@ static void place_thread(int id, int n)
         (void)sched_setaffinity(0, sizeof *set, set);
 }
 
-/* ---- the team -----------------------------------------------------------------------------------
- */
+/* ---- the team ------------------------------------------------------------------------------- */
 
 static void follow(const kwk_worker *w)
 {
@@ -209,8 +207,7 @@ static void *executor_main(void *arg)
     return NULL;
 }
 
-/* ---- callers ------------------------------------------------------------------------------------
- */
+/* ---- callers -------------------------------------------------------------------------------- */
 
 static int start_executor(kwk_error *err) // with the lock
 {
@@ -257,8 +254,7 @@ int kwk_executor_waiting(void)
     return atomic_load_explicit(&ex.n_waiting, memory_order_relaxed) > 0;
 }
 
-/* ---- fork ---------------------------------------------------------------------------------------
- */
+/* ---- fork ----------------------------------------------------------------------------------- */
 
 static void before_fork(void)
 {
@@ -302,8 +298,7 @@ void kwk_executor_guard_fork(void)
     pthread_once(&guard_once, install_handlers);
 }
 
-/* ---- parallel for -------------------------------------------------------------------------------
- */
+/* ---- parallel for --------------------------------------------------------------------------- */
 
 typedef struct for_job {
     int n;

@@ -70,8 +70,7 @@ atomic_int *kwk_forward_ticket(kwk_self *t);
 /* kwk_job.work: the whole step. arg: kwk_forward. */
 void kwk_forward_run(void *arg, const kwk_worker *w);
 
-/* ---- attention.c --------------------------------------------------------------------------------
- */
+/* ---- attention.c ---------------------------------------------------------------------------- */
 
 int kwk_attention_units(const kwk_recipe *r);     // of one sequence
 int kwk_attention_tile_rows(const kwk_recipe *r); // rows of a query tile

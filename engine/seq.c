@@ -234,8 +234,7 @@ void kwk_seq_mark_written(kwk_seq *s, int slot, int valid)
         s->valid[slot / KWK_BLOCK] |= bit;
 }
 
-/* ---- import, export -----------------------------------------------------------------------------
- */
+/* ---- import, export ------------------------------------------------------------------------- */
 
 static float element(const kwk_kv_pool *p, const uint8_t *at, size_t i)
 {

@@ -32,8 +32,7 @@ typedef struct step {
     int n_fresh;
 } step;
 
-/* ---- checks -------------------------------------------------------------------------------------
- */
+/* ---- checks --------------------------------------------------------------------------------- */
 
 static int check_sampling(const kwk_row *row, int i, kwk_error *err)
 {
@@ -102,8 +101,7 @@ static int check_rows(step *st, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- the plan -----------------------------------------------------------------------------------
- */
+/* ---- the plan ------------------------------------------------------------------------------- */
 
 typedef struct need {
     size_t parts; // floats
@@ -195,8 +193,7 @@ static int make_tables(step *st, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- changes: nothing here fails ----------------------------------------------------------------
- */
+/* ---- changes: nothing here fails ------------------------------------------------------------ */
 
 static void append_rows(step *st)
 {
@@ -266,8 +263,7 @@ static int prepare(void *arg, int n_threads, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- outside ------------------------------------------------------------------------------------
- */
+/* ---- outside -------------------------------------------------------------------------------- */
 
 int kwk_step(kwk_model *m, kwk_step_args *a, kwk_error *err)
 {

@@ -215,8 +215,7 @@ static void an_embedding_takes_the_place_of_a_token(void **state)
     hand_model_free(m);
 }
 
-/* ---- taps ---------------------------------------------------------------------------------------
- */
+/* ---- taps ----------------------------------------------------------------------------------- */
 
 typedef struct listener {
     const kwk_model *m;

@@ -13,8 +13,7 @@
 
 enum { MAX_VOCAB = 5000 };
 
-/* ---- the plain way ------------------------------------------------------------------------------
- */
+/* ---- the plain way -------------------------------------------------------------------------- */
 
 static const float *sort_by;
 
@@ -122,8 +121,7 @@ static void random_logits(float *x, int n, uint64_t *seed, float wide, int ties)
     }
 }
 
-/* ---- filters ------------------------------------------------------------------------------------
- */
+/* ---- filters -------------------------------------------------------------------------------- */
 
 static void filters_leave_what_hugging_face_leaves(void **state)
 {
@@ -197,8 +195,7 @@ static void a_tiny_top_p_still_leaves_one_token(void **state)
     assert_int_equal(token, 1);
 }
 
-/* ---- processors ---------------------------------------------------------------------------------
- */
+/* ---- processors ----------------------------------------------------------------------------- */
 
 static void processors_apply_in_hugging_faces_order(void **state)
 {
@@ -250,8 +247,7 @@ static void greedy_takes_the_first_of_equals_and_passes_over_nan(void **state)
     assert_int_equal(token, 1);
 }
 
-/* ---- the draw -----------------------------------------------------------------------------------
- */
+/* ---- the draw ------------------------------------------------------------------------------- */
 
 static int32_t draw(kwk_sampling *s, const kwk_history *h, const float *logits, int n)
 {
@@ -340,8 +336,7 @@ static void noise_gives_argmax_of_p_over_noise(void **state)
     }
 }
 
-/* ---- logprobs -----------------------------------------------------------------------------------
- */
+/* ---- logprobs ------------------------------------------------------------------------------- */
 
 static void logprobs_are_of_the_raw_logits(void **state)
 {
@@ -390,8 +385,7 @@ static void fewer_tokens_than_logprobs_are_filled_up(void **state)
     assert_true(isinf(top[3].logprob));
 }
 
-/* ---- checks -------------------------------------------------------------------------------------
- */
+/* ---- checks --------------------------------------------------------------------------------- */
 
 static void fields_out_of_range_are_refused_by_name(void **state)
 {

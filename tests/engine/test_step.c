@@ -70,8 +70,7 @@ static void feed(kwk_seq *s, int n)
     assert_int_equal(step(rows, n, NULL, NULL), KWK_OK);
 }
 
-/* ---- refusals -----------------------------------------------------------------------------------
- */
+/* ---- refusals ------------------------------------------------------------------------------- */
 
 typedef struct state_of_all {
     int length[2], free_blocks, valid; // four: no padding, so that memory can be compared
@@ -197,8 +196,7 @@ static void blocks_to_allocate_are_foretold(void **state)
     kwk_seq_free(b);
 }
 
-/* ---- sampling in a step -------------------------------------------------------------------------
- */
+/* ---- sampling in a step --------------------------------------------------------------------- */
 
 static void sampling_in_a_step_equals_sampling_its_logits(void **state)
 {
@@ -320,8 +318,7 @@ static void seeded_tokens_do_not_depend_on_the_batch(void **state)
         kwk_seq_free(seq[i]);
 }
 
-/* ---- counters, scratch --------------------------------------------------------------------------
- */
+/* ---- counters, scratch ---------------------------------------------------------------------- */
 
 static void counters_tell_what_ran(void **state)
 {
@@ -368,8 +365,7 @@ static void scratch_grows_by_doubling_and_is_kept(void **state)
     kwk_seq_free(s);
 }
 
-/* ---- callers ------------------------------------------------------------------------------------
- */
+/* ---- callers -------------------------------------------------------------------------------- */
 
 static void generate(int first, int n, int32_t *out) // greedy
 {
