@@ -358,3 +358,20 @@ uint8_t *tiny_read(const char *dir, const char *name, size_t *n)
     free(path);
     return data;
 }
+
+char *tiny_shared(const char *name)
+{
+    const char *shared = getenv("KWK_SHARED"), *source = getenv("KWK_SOURCE_DIR");
+    const char *ci = getenv("CI");
+    char *dir = shared && *shared ? tiny_path(shared, "data")
+                                  : tiny_path(source ? source : ".", "../shared/data");
+    char *path = tiny_path(dir, name);
+
+    free(dir);
+    if (access(path, R_OK) == 0)
+        return path;
+    if (ci && !strcmp(ci, "true"))
+        fail_msg("%s is missing", path);
+    free(path);
+    return NULL;
+}

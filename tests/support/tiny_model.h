@@ -68,4 +68,8 @@ void tiny_write(const char *dir, const char *name, const void *data, size_t n);
 uint8_t *tiny_read(const char *dir, const char *name, size_t *n);
 char *tiny_path(const char *dir, const char *name); // free() it
 
+/* Path of something in the project's data folder (KWK_SHARED, or ../shared beside the source),
+ * free() it. Where the folder is absent: NULL, or with CI=true a failed test. */
+char *tiny_shared(const char *name);
+
 #endif

@@ -1,0 +1,651 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Packing (pack_build.c, pack_bind.c) keeps the values it promises to keep, and images from outside
+ * (pack_check.c) are refused unless every byte is as it should be.
+ */
+#include "tests/support/check.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "engine/image.h"
+#include "engine/pack.h"
+#include "kernels/half.h"
+#include "tests/support/tiny_model.h"
+
+static kwk_model *load(const tiny_model *t, const char *precision)
+{
+    kwk_model_options o = KWK_MODEL_OPTIONS_INIT;
+    kwk_model *m = NULL;
+    kwk_error err;
+
+    o.precision = precision;
+    o.kv_bytes = 1 << 20;
+    if (kwk_model_open_memory(&m, t->config, strlen(t->config), t->views, t->n_tensors, &o, &err))
+        fail_msg("%s: %s", precision ? precision : "own", err.msg);
+    return m;
+}
+
+/* ---- values ------------------------------------------------------------------------------------- */
+
+typedef float round_fn(float v);
+
+static float as_is(float v)
+{
+    return v;
+}
+
+static float to_f16(float v)
+{
+    return kwk_f16_to_f32(kwk_f32_to_f16(v));
+}
+
+static float to_bf16(float v)
+{
+    return kwk_bf16_to_f32(kwk_f32_to_bf16(v));
+}
+
+static void check_mat(const kwk_mat *mat, const float *want, round_fn *round, kwk_format format,
+                      const char *name)
+{
+    kwk_kernels k;
+    float *row = check_alloc((size_t)mat->cols_pad * sizeof *row);
+
+    kwk_kernels_init(&k, KWK_CPU_NONE);
+    assert_int_equal(mat->format, format);
+    assert_int_equal((uintptr_t)mat->data % 64, 0);
+    double error = 0, power = 0;
+    for (int r = 0; r < mat->rows; r++) {
+        kwk_kernels_gather(&k, format)(row, mat, r);
+        for (int c = 0; c < mat->cols; c++) {
+            const float w = want[(size_t)r * (size_t)mat->cols + (size_t)c];
+            if (round && row[c] != round(w))
+                fail_msg("%s (%d, %d): %.9g, not %.9g", name, r, c, (double)row[c],
+                         (double)round(w));
+            error += ((double)row[c] - w) * ((double)row[c] - w);
+            power += (double)w * w;
+        }
+        for (int c = mat->cols; c < mat->cols_pad; c++)
+            assert_true(row[c] == 0);
+    }
+    if (!round) {
+        const double limit = format == KWK_I8 ? 0.01 : 0.12;
+        if (!(sqrt(error / power) < limit))
+            fail_msg("%s: relative error %.4f", name, sqrt(error / power));
+    }
+    check_free(row);
+}
+
+static void check_vector(const float *got, const tiny_model *t, const char *name, int n)
+{
+    assert_non_null(got);
+    check_same_f32(got, tiny_model_weights(t, name), (size_t)n, "%s", name);
+}
+
+/* formats: of q, k, o, gate, up; of v, down; of embedding and head. */
+static void check_model(const kwk_model *m, const tiny_model *t, kwk_format linear,
+                        kwk_format sensitive, kwk_format head, round_fn *round)
+{
+    const tiny_options *o = &t->o;
+    char name[96];
+
+    check_mat(&m->embed, tiny_model_weights(t, "model.embed_tokens.weight"), round, head, "embed");
+    if (o->tied)
+        assert_ptr_equal(m->head.data, m->embed.data);
+    else
+        check_mat(&m->head, tiny_model_weights(t, "lm_head.weight"), round, head, "head");
+    check_vector(m->final_norm, t, "model.norm.weight", o->hidden);
+    for (int i = 0; i < o->layers; i++) {
+        const kwk_layer *l = &m->layers[i];
+        const int edge = i == 0 || i == o->layers - 1; // int4 keeps these at 8 bits
+        const kwk_format f = edge ? sensitive : linear;
+        const struct {
+            const kwk_mat *mat;
+            const char *name;
+            kwk_format format;
+        } mats[] = {
+            {&l->q, "self_attn.q_proj", f},  {&l->k, "self_attn.k_proj", f},
+            {&l->v, "self_attn.v_proj", sensitive}, {&l->o, "self_attn.o_proj", f},
+            {&l->gate, "mlp.gate_proj", f},  {&l->up, "mlp.up_proj", f},
+            {&l->down, "mlp.down_proj", sensitive},
+        };
+        for (size_t k = 0; k < CHECK_COUNT(mats); k++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", i, mats[k].name);
+            check_mat(mats[k].mat, tiny_model_weights(t, name), round, mats[k].format, name);
+        }
+        const int q = o->heads * o->head_dim, kv = o->kv_heads * o->head_dim;
+        const struct {
+            const float *v;
+            const char *name;
+            int n, present;
+        } vectors[] = {
+            {l->attn_norm, "input_layernorm.weight", o->hidden, 1},
+            {l->mlp_norm, "post_attention_layernorm.weight", o->hidden, 1},
+            {l->q_norm, "self_attn.q_norm.weight", o->head_dim, m->recipe.qk_norm},
+            {l->k_norm, "self_attn.k_norm.weight", o->head_dim, m->recipe.qk_norm},
+            {l->q_bias, "self_attn.q_proj.bias", q, m->recipe.q_bias},
+            {l->k_bias, "self_attn.k_proj.bias", kv, m->recipe.k_bias},
+            {l->v_bias, "self_attn.v_proj.bias", kv, m->recipe.v_bias},
+            {l->o_bias, "self_attn.o_proj.bias", o->hidden, m->recipe.o_bias},
+            {l->gate_bias, "mlp.gate_proj.bias", o->inter, m->recipe.mlp_bias},
+            {l->up_bias, "mlp.up_proj.bias", o->inter, m->recipe.mlp_bias},
+            {l->down_bias, "mlp.down_proj.bias", o->hidden, m->recipe.mlp_bias},
+        };
+        for (size_t k = 0; k < CHECK_COUNT(vectors); k++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s", i, vectors[k].name);
+            if (vectors[k].present)
+                check_vector(vectors[k].v, t, name, vectors[k].n);
+            else
+                assert_null(vectors[k].v);
+        }
+    }
+}
+
+static void float_formats_keep_or_round_every_value_as_promised(void **state)
+{
+    static const struct {
+        const char *source, *precision;
+        kwk_format stored;
+        round_fn *round;
+        const char *name, *rounded;
+    } cases[] = {
+        {"F32", NULL, KWK_F32, as_is, "float32", NULL},
+        {"F16", NULL, KWK_F16, as_is, "f16", NULL},
+        {"BF16", NULL, KWK_BF16, as_is, "bf16", NULL},
+        {"F32", "float32", KWK_F32, as_is, "float32", NULL},
+        {"F16", "float32", KWK_F16, as_is, "float32", NULL},
+        {"BF16", "float32", KWK_BF16, as_is, "float32", NULL},
+        {"F32", "f16", KWK_F16, to_f16, "f16", "source is float32; stored as f16"},
+        {"BF16", "f16", KWK_F16, as_is, "f16", NULL}, // these values fit
+        {"F16", "f16", KWK_F16, as_is, "f16", NULL},
+        {"F32", "bf16", KWK_BF16, to_bf16, "bf16", "source is float32; stored as bf16"},
+        {"F16", "bf16", KWK_BF16, to_bf16, "bf16", "source is f16; stored as bf16"},
+        {"BF16", "bf16", KWK_BF16, as_is, "bf16", NULL},
+    };
+    static const char *const types[] = {"llama", "qwen2", "qwen3"};
+
+    for (size_t i = 0; i < CHECK_COUNT(cases); i++) {
+        tiny_options o = TINY_OPTIONS;
+        kwk_model_info info;
+        o.model_type = types[i % 3];
+        o.tied = i % 2;
+        o.attention_bias = o.mlp_bias = o.model_type == types[0] && i % 2;
+        o.dtype = cases[i].source;
+        tiny_model *t = tiny_model_new(&o);
+        kwk_model *m = load(t, cases[i].precision);
+        check_model(m, t, cases[i].stored, cases[i].stored, cases[i].stored, cases[i].round);
+        kwk_model_describe(m, &info);
+        assert_string_equal(info.precision, cases[i].name);
+        if (cases[i].rounded)
+            assert_string_equal(info.rounded, cases[i].rounded);
+        else
+            assert_null(info.rounded);
+        kwk_model_free(m);
+        tiny_model_free(t);
+    }
+}
+
+/* Give the first n tensors (or all) of a float32 model values that bf16 holds. */
+static void make_exact(tiny_model *t, int n)
+{
+    for (int i = 0; i < t->n_tensors && i < n; i++) {
+        for (size_t k = 0; k < t->tensors[i].n; k++) {
+            t->tensors[i].w[k] = to_bf16(t->tensors[i].w[k]);
+            ((float *)t->tensors[i].raw)[k] = t->tensors[i].w[k];
+        }
+    }
+}
+
+static void float32_tensors_that_bf16_holds_are_stored_in_half_the_bytes(void **state)
+{
+    tiny_options o = TINY_OPTIONS;
+    tiny_model *t = tiny_model_new(&o);
+
+    make_exact(t, 1000);
+    kwk_model *m = load(t, NULL);
+    check_model(m, t, KWK_BF16, KWK_BF16, KWK_BF16, as_is);
+    assert_string_equal(m->precision, "float32");
+    kwk_model_free(m);
+    m = load(t, "bf16"); // rounds nothing
+    assert_string_equal(m->precision, "bf16");
+    assert_string_equal(m->rounded, "");
+    kwk_model_free(m);
+
+    /* One value more in the last row of one matrix, and that matrix stays float32. */
+    tiny_tensor *last = &t->tensors[t->n_tensors - 2];
+    assert_string_equal(last->name, "model.layers.1.mlp.down_proj.weight");
+    last->w[last->n - 1] = ((float *)last->raw)[last->n - 1] = 0.1f;
+    m = load(t, NULL);
+    assert_int_equal(m->layers[1].down.format, KWK_F32);
+    assert_int_equal(m->layers[0].down.format, KWK_BF16);
+    check_mat(&m->layers[1].down, last->w, as_is, KWK_F32, "down");
+    kwk_model_free(m);
+    m = load(t, "bf16");
+    assert_string_equal(m->rounded, "source is float32; stored as bf16");
+    kwk_model_free(m);
+    tiny_model_free(t);
+}
+
+static void integer_formats_are_near_and_int4_keeps_its_sensitive_tensors(void **state)
+{
+    for (int tied = 0; tied < 2; tied++) {
+        tiny_options o = TINY_OPTIONS;
+        o.layers = 3;
+        o.hidden = 300; // more than a superblock
+        o.tied = tied;
+        tiny_model *t = tiny_model_new(&o);
+        kwk_model *m = load(t, "int8");
+        check_model(m, t, KWK_I8, KWK_I8, KWK_I8, NULL);
+        assert_string_equal(m->precision, "int8");
+        assert_string_equal(m->rounded, "source is float32; stored as int8");
+        kwk_model_free(m);
+        m = load(t, "balanced");
+        assert_string_equal(m->precision, "int8");
+        kwk_model_free(m);
+        m = load(t, "int4");
+        check_model(m, t, KWK_I4, KWK_I8, KWK_I8, NULL);
+        assert_string_equal(m->precision, "int4");
+        kwk_model_free(m);
+        tiny_model_free(t);
+    }
+}
+
+static void packing_does_not_depend_on_the_number_of_threads(void **state)
+{
+    static const char *const precisions[] = {"float32", "bf16", "int8", "int4"};
+    tiny_options o = TINY_OPTIONS;
+    uint8_t *first[CHECK_COUNT(precisions)] = {0};
+
+    o.layers = 3;
+    tiny_model *t = tiny_model_new(&o);
+    for (int threads = 1; threads <= 5; threads += 2) {
+        assert_int_equal(kwk_set_threads(threads, NULL), KWK_OK);
+        for (size_t p = 0; p < CHECK_COUNT(precisions); p++) {
+            kwk_model *m = load(t, precisions[p]);
+            if (!first[p]) {
+                first[p] = malloc(m->image.size);
+                memcpy(first[p], m->image.base, m->image.size);
+            }
+            check_same(m->image.base, first[p], m->image.size, "%d threads", threads);
+            kwk_model_free(m);
+        }
+    }
+    kwk_set_threads(0, NULL);
+    for (size_t p = 0; p < CHECK_COUNT(precisions); p++)
+        free(first[p]);
+    tiny_model_free(t);
+}
+
+/* ---- options ------------------------------------------------------------------------------------ */
+
+typedef struct importance_log {
+    int calls;
+    char last[96];
+    float *values;
+} importance_log;
+
+static const float *importance(void *arg, const char *name, int cols)
+{
+    importance_log *log = arg;
+
+    log->calls++;
+    snprintf(log->last, sizeof log->last, "%s", name);
+    return strstr(name, "q_proj") && cols == 40 ? log->values : NULL;
+}
+
+static void importance_is_asked_for_every_matrix_and_changes_the_bits(void **state)
+{
+    tiny_options o = TINY_OPTIONS;
+    kwk_model_options opts = KWK_MODEL_OPTIONS_INIT;
+    float values[40] = {1000};
+    importance_log log = {.values = values};
+    kwk_model *m;
+
+    o.layers = 3;
+    tiny_model *t = tiny_model_new(&o);
+    opts.precision = "int4";
+    opts.kv_bytes = 1 << 20;
+    opts.importance = importance;
+    opts.importance_arg = &log;
+    assert_int_equal(kwk_model_open_memory(&m, t->config, strlen(t->config), t->views,
+                                           t->n_tensors, &opts, NULL), KWK_OK);
+    assert_int_equal(log.calls, 3 * 7 + 1);
+    assert_string_equal(log.last, "model.layers.2.mlp.down_proj.weight");
+    kwk_model *equal = load(t, "int4");
+    const size_t bytes = kwk_mat_tile_bytes(KWK_I4, 64) * 2;
+    assert_memory_not_equal(m->layers[1].q.data, equal->layers[1].q.data, bytes);
+    assert_memory_equal(m->layers[1].k.data, equal->layers[1].k.data, bytes / 2);
+    kwk_model_free(equal);
+    kwk_model_free(m);
+
+    opts.precision = "float32";
+    log.calls = 0;
+    assert_int_equal(kwk_model_open_memory(&m, t->config, strlen(t->config), t->views,
+                                           t->n_tensors, &opts, NULL), KWK_OK);
+    assert_int_equal(log.calls, 0);
+    kwk_model_free(m);
+    tiny_model_free(t);
+}
+
+typedef struct progress_log {
+    int calls, stop_at;
+    uint64_t last, total;
+} progress_log;
+
+static int progress(void *arg, uint64_t done, uint64_t total)
+{
+    progress_log *log = arg;
+
+    assert_true(done >= log->last && done <= total);
+    assert_true(!log->total || total == log->total);
+    log->last = done;
+    log->total = total;
+    return log->calls++ == log->stop_at;
+}
+
+static void progress_grows_to_the_end_and_may_cancel_at_any_call(void **state)
+{
+    tiny_options o = TINY_OPTIONS;
+    kwk_model_options opts = KWK_MODEL_OPTIONS_INIT;
+    progress_log log = {.stop_at = -1};
+    kwk_model *m = NULL;
+    kwk_error err;
+
+    o.layers = 1;
+    tiny_model *t = tiny_model_new(&o);
+    opts.precision = "int8";
+    opts.kv_bytes = 1 << 20;
+    opts.progress = progress;
+    opts.progress_arg = &log;
+    assert_int_equal(kwk_model_open_memory(&m, t->config, strlen(t->config), t->views,
+                                           t->n_tensors, &opts, &err), KWK_OK);
+    assert_int_equal(log.last, log.total);
+    kwk_model_free(m);
+    const int calls = log.calls;
+    assert_true(calls > 8);
+    for (int stop = 0; stop < calls; stop++) {
+        log = (progress_log){.stop_at = stop};
+        m = NULL;
+        assert_int_equal(kwk_model_open_memory(&m, t->config, strlen(t->config), t->views,
+                                               t->n_tensors, &opts, &err), KWK_ECANCELED);
+        assert_null(m);
+        assert_int_equal(log.calls, stop + 1);
+    }
+    tiny_model_free(t);
+}
+
+static void refuses(const tiny_model *t, const kwk_model_options *o, int code, const char *message)
+{
+    kwk_model *m = NULL;
+    kwk_error err = {0};
+    const int rc = kwk_model_open_memory(&m, t->config, strlen(t->config), t->views, t->n_tensors,
+                                         o, &err);
+
+    assert_null(m);
+    assert_string_equal(err.msg, message);
+    assert_int_equal(rc, code);
+}
+
+static void bad_options_and_bad_tensors_are_named(void **state)
+{
+    tiny_options small = TINY_OPTIONS;
+    kwk_model_options o = KWK_MODEL_OPTIONS_INIT;
+    tiny_model *t = tiny_model_new(&small);
+    kwk_tensor_view *down = NULL, saved;
+
+    o.precision = "int3";
+    refuses(t, &o, KWK_EINVAL,
+            "precision 'int3' is not float32, f16, bf16, int8, balanced or int4");
+    o.precision = "int4";
+    o.mix_bits = 6;
+    refuses(t, &o, KWK_EUNSUPPORTED, "mix_bits 6 is not supported yet");
+    o.mix_bits = 7;
+    refuses(t, &o, KWK_EINVAL, "mix_bits 7 is not 0, 6 or 8");
+    o.mix_bits = 0;
+
+    for (int i = 0; i < t->n_tensors; i++)
+        if (strstr(t->views[i].name, "1.mlp.down_proj"))
+            down = &t->views[i];
+    saved = *down;
+    down->name = "x";
+    refuses(t, NULL, KWK_EFORMAT,
+            "model: tensor 'model.layers.1.mlp.down_proj.weight' is missing");
+    *down = saved;
+    down->shape[0]++;
+    refuses(t, NULL, KWK_EFORMAT, "model: tensor 'model.layers.1.mlp.down_proj.weight' has the "
+                                  "shape (41, 37), the config says (40, 37)");
+    *down = saved;
+    down->n_dims = 3;
+    down->shape[2] = 1;
+    refuses(t, NULL, KWK_EFORMAT, "model: tensor 'model.layers.1.mlp.down_proj.weight' has the "
+                                  "shape (1480, 1), the config says (40, 37)");
+    *down = saved;
+
+    float *w = (float *)(uintptr_t)down->data, last = w[40 * 37 - 1];
+    w[40 * 37 - 1] = NAN;
+    static const char *const all[] = {"float32", "f16", "bf16", "int8", "int4"};
+    for (size_t i = 0; i < CHECK_COUNT(all); i++) {
+        o.precision = all[i];
+        refuses(t, &o, KWK_EFORMAT, "model: tensor 'model.layers.1.mlp.down_proj.weight' holds a "
+                                    "value that is not finite");
+    }
+    w[40 * 37 - 1] = 65520;
+    o.precision = "f16";
+    refuses(t, &o, KWK_EINVAL, "model: tensor 'model.layers.1.mlp.down_proj.weight' holds 65520, "
+                               "beyond f16's range");
+    w[40 * 37 - 1] = last;
+    w = (float *)(uintptr_t)t->views[t->n_tensors - 1].data; // the final norm
+    w[0] = -INFINITY;
+    refuses(t, NULL, KWK_EFORMAT,
+            "model: tensor 'model.norm.weight' holds a value that is not finite");
+    tiny_model_free(t);
+}
+
+/* ---- images from outside ------------------------------------------------------------------------ */
+
+static int open_bytes(const uint8_t *data, size_t n, kwk_error *err)
+{
+    kwk_model_options o = KWK_MODEL_OPTIONS_INIT;
+    kwk_model *m = NULL;
+    const int fd = memfd_create("t", MFD_CLOEXEC);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, data, n), n);
+    o.kv_bytes = 1 << 20;
+    const int rc = kwk_model_open_fd(&m, fd, &o, err);
+    close(fd);
+    assert_true((rc == KWK_OK) == (m != NULL));
+    kwk_model_free(m);
+    return rc;
+}
+
+/* A small pack with all parts in it; free() it. */
+static uint8_t *small_pack(size_t *n)
+{
+    tiny_options o = TINY_OPTIONS;
+    kwk_model_options opts = KWK_MODEL_OPTIONS_INIT;
+    kwk_model *m;
+
+    o.tokenizer = 1;
+    o.layers = 1;
+    char *dir = tiny_model_dir(&o);
+    opts.precision = "int8";
+    opts.kv_bytes = 1 << 20;
+    assert_int_equal(kwk_model_open(&m, dir, &opts, NULL), KWK_OK);
+    assert_non_null(m->tokenizer_json);
+    assert_non_null(m->chat_template);
+    assert_non_null(m->token_offset);
+    uint8_t *copy = malloc(m->image.size);
+    assert_non_null(copy);
+    *n = m->image.size;
+    memcpy(copy, m->image.base, *n);
+    kwk_model_free(m);
+    tiny_dir_free(dir);
+    return copy;
+}
+
+static void every_flipped_bit_of_a_pack_is_noticed(void **state)
+{
+    size_t n;
+    uint8_t *pack = small_pack(&n);
+    const uint64_t data_start = ((kwk_pack_header *)pack)->data_start;
+
+    assert_int_equal(open_bytes(pack, n, NULL), KWK_OK);
+    for (size_t i = 0; i < n; i += i < 1200 ? 1 : i < data_start ? 37 : 101) {
+        pack[i] ^= (uint8_t)(1 << i % 8);
+        const int rc = open_bytes(pack, n, NULL);
+        if (rc != KWK_EFORMAT && rc != KWK_EUNSUPPORTED)
+            fail_msg("byte %zu: %d", i, rc);
+        pack[i] ^= (uint8_t)(1 << i % 8);
+    }
+    assert_int_equal(open_bytes(pack, n, NULL), KWK_OK);
+    free(pack);
+}
+
+static void every_truncation_and_extension_is_noticed(void **state)
+{
+    size_t n;
+    uint8_t *pack = small_pack(&n);
+
+    for (size_t cut = 0; cut < n; cut += cut < 600 ? 1 : 997)
+        assert_int_equal(open_bytes(pack, cut, NULL), KWK_EFORMAT);
+    uint8_t *longer = calloc(1, n + 1);
+    memcpy(longer, pack, n);
+    assert_int_equal(open_bytes(longer, n + 1, NULL), KWK_EFORMAT);
+    free(longer);
+    free(pack);
+}
+
+/* Write the sums that a forger would write. */
+static void reseal(uint8_t *pack, size_t n)
+{
+    kwk_pack_header *h = (kwk_pack_header *)pack;
+
+    if (h->tensors.offset <= n && (uint64_t)h->n_tensors * 56 <= n - h->tensors.offset &&
+        h->tensors.offset % 8 == 0)
+        kwk_pack_id(h->id, &h->recipe, (kwk_pack_tensor *)(pack + h->tensors.offset),
+                    (int)h->n_tensors);
+    if (h->data_start >= sizeof *h && h->data_start <= n)
+        h->front_sum = kwk_pack_front_sum(pack, h->data_start);
+}
+
+static void forged_headers_and_tables_with_right_sums_are_survived(void **state)
+{
+    static const uint64_t odd[] = {0, 1, 2, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fffffff, 0x80000000,
+                                   0xffffffff, UINT64_C(1) << 40, INT64_MAX, UINT64_C(1) << 63,
+                                   UINT64_MAX};
+    size_t n, refused = 0, tried = 0;
+    uint8_t *pack = small_pack(&n), *copy = malloc(n);
+    const kwk_pack_header *h = (const kwk_pack_header *)pack;
+    const size_t table_end = (size_t)(h->tensors.offset + h->tensors.size);
+    uint64_t seed = 11;
+
+    /* Every 4- and 8-byte field of header, recipe and table, set to odd values. */
+    for (size_t at = 0; at + 8 <= table_end; at += 4) {
+        for (size_t v = at % 3; v < CHECK_COUNT(odd); v += 3) {
+            memcpy(copy, pack, n);
+            memcpy(copy + at, &odd[v], at % 8 == 0 ? 8 : 4);
+            reseal(copy, n);
+            const int rc = open_bytes(copy, n, NULL);
+            assert_true(rc == KWK_OK || rc == KWK_EFORMAT || rc == KWK_EUNSUPPORTED ||
+                        rc == KWK_EINVAL);
+            refused += rc < 0;
+            tried++;
+        }
+    }
+    /* The rest: free text, unused entries, numbers as good as the original's, and the sums that
+     * were just put right. */
+    assert_true(refused > tried * 6 / 10);
+    /* Random bytes in front of the data, several at once. */
+    for (int round = 0; round < 1500; round++) {
+        memcpy(copy, pack, n);
+        for (int k = check_random_int(&seed, 1, 3); k; k--)
+            copy[check_random(&seed) % h->data_start] = (uint8_t)check_random(&seed);
+        reseal(copy, n);
+        const int rc = open_bytes(copy, n, NULL);
+        assert_true(rc <= KWK_OK);
+    }
+    free(copy);
+    free(pack);
+}
+
+static void another_builds_pack_is_refused_with_the_reason(void **state)
+{
+    size_t n;
+    uint8_t *pack = small_pack(&n);
+    kwk_pack_header *h = (kwk_pack_header *)pack;
+    kwk_error err;
+
+    h->build[3] ^= 1;
+    reseal(pack, n);
+    assert_int_equal(open_bytes(pack, n, &err), KWK_EUNSUPPORTED);
+    assert_string_equal(err.msg, "packed model: written by another build of Kwker; the format is "
+                                 "experimental, pack the model again");
+    h->build[3] ^= 1;
+    h->version++;
+    reseal(pack, n);
+    assert_int_equal(open_bytes(pack, n, &err), KWK_EUNSUPPORTED);
+    free(pack);
+}
+
+static void a_damaged_tensor_is_named(void **state)
+{
+    size_t n;
+    uint8_t *pack = small_pack(&n);
+    kwk_error err;
+
+    pack[n - 1] ^= 1;
+    assert_int_equal(open_bytes(pack, n, &err), KWK_EFORMAT);
+    assert_string_equal(err.msg,
+                        "packed model: the checksum of model.norm.weight does not match");
+    free(pack);
+}
+
+static void the_identity_depends_on_weights_and_recipe_but_not_on_the_tokenizer(void **state)
+{
+    tiny_options o = TINY_OPTIONS;
+    uint8_t id[5][16];
+
+    for (int i = 0; i < 5; i++) {
+        kwk_model *m;
+        kwk_model_options opts = KWK_MODEL_OPTIONS_INIT;
+        opts.kv_bytes = 1 << 20;
+        opts.precision = i == 4 ? "int8" : NULL;
+        o.seed = i == 2 ? 2 : 1;
+        o.tokenizer = i == 1;
+        o.max_pos = i == 3 ? 511 : 512;
+        char *dir = tiny_model_dir(&o);
+        assert_int_equal(kwk_model_open(&m, dir, &opts, NULL), KWK_OK);
+        memcpy(id[i], m->id, 16);
+        kwk_model_free(m);
+        tiny_dir_free(dir);
+    }
+    assert_memory_equal(id[0], id[1], 16);
+    for (int i = 2; i < 5; i++)
+        assert_memory_not_equal(id[0], id[i], 16);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(float_formats_keep_or_round_every_value_as_promised),
+        cmocka_unit_test(float32_tensors_that_bf16_holds_are_stored_in_half_the_bytes),
+        cmocka_unit_test(integer_formats_are_near_and_int4_keeps_its_sensitive_tensors),
+        cmocka_unit_test(packing_does_not_depend_on_the_number_of_threads),
+        cmocka_unit_test(importance_is_asked_for_every_matrix_and_changes_the_bits),
+        cmocka_unit_test(progress_grows_to_the_end_and_may_cancel_at_any_call),
+        cmocka_unit_test(bad_options_and_bad_tensors_are_named),
+        cmocka_unit_test(every_flipped_bit_of_a_pack_is_noticed),
+        cmocka_unit_test(every_truncation_and_extension_is_noticed),
+        cmocka_unit_test(forged_headers_and_tables_with_right_sums_are_survived),
+        cmocka_unit_test(another_builds_pack_is_refused_with_the_reason),
+        cmocka_unit_test(a_damaged_tensor_is_named),
+        cmocka_unit_test(the_identity_depends_on_weights_and_recipe_but_not_on_the_tokenizer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
