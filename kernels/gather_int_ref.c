@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reference of gather_i8 and gather_i4: one row as float32 (contract in kernels.h).
+ * Reference of gather_i8, gather_i6 and gather_i4: one row as float32 (contract in kernels.h).
  */
 #include "kernels/int_tile.h"
 #include "kernels/kernels.h"
@@ -27,6 +27,11 @@ static void gather(float *y, const kwk_mat *w, int row)
 }
 
 void kwk_gather_i8__ref(float *y, const kwk_mat *w, int row)
+{
+    gather(y, w, row);
+}
+
+void kwk_gather_i6__ref(float *y, const kwk_mat *w, int row)
 {
     gather(y, w, row);
 }

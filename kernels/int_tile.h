@@ -20,7 +20,7 @@ enum {
 /* Bytes of a superblock of n groups. */
 static inline size_t kwk_super_bytes(kwk_format format, int n)
 {
-    return 32 + (size_t)n * (format == KWK_I8 ? 512 : 16 + 256);
+    return 32 + (size_t)n * (format == KWK_I8 ? 512 : format == KWK_I6 ? 16 + 384 : 16 + 256);
 }
 
 /* Panel 0 or 1 of a tile. */
@@ -58,11 +58,34 @@ static inline size_t kwk_i8_index(int r, int k)
     return 32 + (size_t)(k / 4) * 64 + (size_t)r * 4 + (size_t)(k % 4);
 }
 
+/* Byte of an I6 superblock of n groups that holds the low nibble of column k of row r, as in I4. */
+static inline size_t kwk_i6_index(int n, int r, int k)
+{
+    return 32 + 16 * (size_t)n + (size_t)(k / 16) * 192 + (size_t)(k % 16 / 8) * 64 +
+           (size_t)r * 4 + (size_t)(k % 4);
+}
+
+/* Byte that holds its two high bits, and how far up they lie. */
+static inline size_t kwk_i6_high_index(int n, int r, int k)
+{
+    return 32 + 16 * (size_t)n + (size_t)(k / 16) * 192 + 128 + (size_t)r * 4 + (size_t)(k % 4);
+}
+
+static inline int kwk_i6_high_shift(int k)
+{
+    return k % 16 / 4 * 2;
+}
+
 /* Byte of an I4 superblock of n groups that holds column k of row r: its low nibble when
  * k % 8 < 4, else its high one. */
 static inline size_t kwk_i4_index(int n, int r, int k)
 {
     return 32 + 16 * (size_t)n + (size_t)(k / 8) * 64 + (size_t)r * 4 + (size_t)(k % 4);
+}
+
+static inline int kwk_nibble(uint8_t byte, int k)
+{
+    return k % 8 < 4 ? byte & 15 : byte >> 4;
 }
 
 /* The integers of row r of a superblock of n groups: code (32 n), and the group scale s (n), which
@@ -71,17 +94,28 @@ static inline void kwk_int_codes(kwk_format format, int16_t *code, int16_t *s, c
                                  int n, int r)
 {
     for (int g = 0; g < n; g++) {
-        const int sc = format == KWK_I4 ? super[32 + 16 * g + r] : 17 << 3;
-        const int offset = 2 * (sc & 7) - KWK_I4_CENTER;
+        const int sc = format == KWK_I8 ? 0 : super[32 + 16 * g + r];
+        const int k0 = g * KWK_GROUP, k1 = k0 + KWK_GROUP;
 
-        s[g] = (int16_t)((sc >> 3) - 16);
-        for (int k = g * KWK_GROUP; k < (g + 1) * KWK_GROUP; k++) {
-            if (format == KWK_I8) {
-                code[k] = (int16_t)(super[kwk_i8_index(r, k)] - 128);
-            } else {
-                const int byte = super[kwk_i4_index(n, r, k)];
-                code[k] = (int16_t)(kwk_i4_grid[k % 8 < 4 ? byte & 15 : byte >> 4] + offset);
+        switch (format) {
+        case KWK_I6:
+            s[g] = (int16_t)((sc >> 2) - 32);
+            for (int k = k0; k < k1; k++) {
+                const int low = kwk_nibble(super[kwk_i6_index(n, r, k)], k);
+                const int high = super[kwk_i6_high_index(n, r, k)] >> kwk_i6_high_shift(k) & 3;
+                code[k] = (int16_t)((low | high << 4) + 4 * (sc & 3) - KWK_I6_CENTER);
             }
+            break;
+        case KWK_I4:
+            s[g] = (int16_t)((sc >> 3) - 16);
+            for (int k = k0; k < k1; k++)
+                code[k] = (int16_t)(kwk_i4_grid[kwk_nibble(super[kwk_i4_index(n, r, k)], k)] +
+                                    2 * (sc & 7) - KWK_I4_CENTER);
+            break;
+        default:
+            s[g] = 1;
+            for (int k = k0; k < k1; k++)
+                code[k] = (int16_t)(super[kwk_i8_index(r, k)] - 128);
         }
     }
 }

@@ -10,8 +10,8 @@
 void kwk_kernels_init(kwk_kernels *k, unsigned cpu)
 {
     memset(k, 0, sizeof *k);
-#define KWK_KERNEL(slot, isa, need)          \
-    if ((cpu & (unsigned)(need)) == (need)) \
+#define KWK_KERNEL(slot, isa, need)                                                                \
+    if ((cpu & (unsigned)(need)) == (need))                                                        \
         k->slot = kwk_##slot##__##isa;
 #include "kernels/kernels.inc"
 #undef KWK_KERNEL
@@ -24,6 +24,7 @@ kwk_matmul_fn *kwk_kernels_matmul(const kwk_kernels *k, kwk_format format, kwk_f
         [KWK_F16] = {k->gemv_f16, k->small_f16, k->gemm_f16},
         [KWK_BF16] = {k->gemv_bf16, k->small_bf16, k->gemm_bf16},
         [KWK_I8] = {k->gemv_i8, k->small_i8, k->gemm_i8},
+        [KWK_I6] = {k->gemv_i6, k->small_i6, k->gemm_i6},
         [KWK_I4] = {k->gemv_i4, k->small_i4, k->gemm_i4},
     };
 
@@ -43,6 +44,8 @@ kwk_gather_fn *kwk_kernels_gather(const kwk_kernels *k, kwk_format format)
         return k->gather_bf16;
     case KWK_I8:
         return k->gather_i8;
+    case KWK_I6:
+        return k->gather_i6;
     case KWK_I4:
         return k->gather_i4;
     case KWK_FORMAT_END:
@@ -65,6 +68,8 @@ size_t kwk_mat_tile_bytes(kwk_format format, int cols_pad)
         return cols * KWK_TILE * 2;
     case KWK_I8:
         return 2 * (supers * 32 + groups * 512);
+    case KWK_I6:
+        return 2 * (supers * 32 + groups * (16 + 384));
     case KWK_I4:
         return 2 * (supers * 32 + groups * (16 + 256));
     case KWK_FORMAT_END:
@@ -84,6 +89,8 @@ const char *kwk_format_name(kwk_format format)
         return "bf16";
     case KWK_I8:
         return "int8";
+    case KWK_I6:
+        return "int6";
     case KWK_I4:
         return "int4";
     case KWK_FORMAT_END:

@@ -49,19 +49,29 @@ enum {
  * F32, F16: tile = for each column k ascending, 32 values, row r of the tile at index r.
  * BF16:     tile = for each pair of columns (k, k+1) ascending, 64 values: row r's two values
  *           side by side (w[r][k], w[r][k+1]); rows 0..15 fill the first 64 bytes, 16..31 the next.
- * I8, I4:   tile = two panels of 16 rows, one after the other; panel = superblocks of 256 columns
+ * I8, I6, I4: tile = two panels of 16 rows, one after the other; panel = superblocks of 256 columns
  *           (the last may hold fewer groups of 32 columns), one after the other.
  *   I8 superblock of n groups, 32 + 512 n bytes:
  *           fp16 S[16 rows]; then for each 4 columns ascending: [16 rows][4] bytes q + 128,
  *           -127 <= q <= 127.                weight = S * q * 2^exponent
+ *   I6 superblock of n groups, 32 + 16 n + 384 n bytes:
+ *           fp16 S[16 rows]; u8 sc[n groups][16 rows]: bits 7..2 the signed group scale
+ *           s + 32 (-31 <= s <= 31), bits 1..0 the group offset o; then for each 16 columns
+ *           ascending, k the first of them, 192 bytes: the low nibbles of the codes as in I4,
+ *           [2 j][16 rows][4], and their two high bits, [16 rows][4]: byte c of row r holds those
+ *           of column k + 4i + c in its bits 2i and 2i + 1.
+ *                           weight = S * s * (code + 4 o - KWK_I6_CENTER) * 2^exponent
  *   I4 superblock of n groups, 32 + 16 n + 256 n bytes:
  *           fp16 S[16 rows]; u8 sc[n groups][16 rows]: bits 7..3 the signed group scale
  *           s + 16 (-15 <= s <= 15), bits 2..0 the group offset o; then nibbles
  *           [n groups][4 j][16 rows][4]: byte c of row r of piece j holds column 32g + 8j + c in
  *           its low nibble and 32g + 8j + 4 + c in its high one.
  *                           weight = S * s * (KWK_I4_GRID[code] + 2 o - KWK_I4_CENTER) * 2^exponent
- * Padding rows: S = 0, s = 0 (I4), bytes 128 (I8), codes 0. Padding columns: bytes 128 (I8), any
- * codes (I4; a group need not have a code for 0, and the activations there are 0).
+ * The pieces of a superblock lie in the order that a product takes them, so that a panel is one
+ * stream: the high bits of I6 beside the nibbles they belong to. Shifts by 16-bit or wider lanes and
+ * masks put an I6 code together in any vector length.
+ * Padding rows: S = 0, s = 0 (I6, I4), bytes 128 (I8), codes 0. Padding columns: bytes 128 (I8), any
+ * codes (I6, I4; a group of I4 need not have a code for 0, and the activations there are 0).
  */
 typedef enum kwk_format {
     KWK_F32 = 1,
@@ -69,6 +79,7 @@ typedef enum kwk_format {
     KWK_BF16 = 3,
     KWK_I8 = 4,
     KWK_I4 = 5,
+    KWK_I6 = 6,
     KWK_FORMAT_END // one past the last
 } kwk_format;
 
@@ -77,6 +88,11 @@ typedef enum kwk_format {
  * squared error on normal and on model weights, with the search of pack_i4.c. */
 enum { KWK_I4_CENTER = 76 };
 extern const uint8_t kwk_i4_grid[16];
+
+/* I6 is linear. An offset per group costs nothing, taken from scale bits that hardly matter, and
+ * keeps a sixth of the squared error (normal weights 3.4e-4 of the square against 4.0e-4 of eight
+ * scale bits without offset, model weights 3.9e-4 against 4.7e-4). */
+enum { KWK_I6_CENTER = 32 };
 
 typedef struct kwk_mat {
     kwk_format format;
@@ -94,13 +110,13 @@ static inline int kwk_pad32(int n)
 
 static inline int kwk_format_is_int(kwk_format f)
 {
-    return f == KWK_I8 || f == KWK_I4;
+    return f == KWK_I8 || f == KWK_I6 || f == KWK_I4;
 }
 
 /* Bytes of one tile of 32 rows; 0 for an unknown format. cols_pad is a multiple of 32. */
 size_t kwk_mat_tile_bytes(kwk_format format, int cols_pad);
 
-/* "float32", "f16", "bf16", "int8", "int4"; NULL for an unknown format. */
+/* "float32", "f16", "bf16", "int8", "int6", "int4"; NULL for an unknown format. */
 const char *kwk_format_name(kwk_format format);
 
 /* ---- packing (pack_<format>.c: plain C, any CPU, deterministic) -------------------------------
@@ -108,7 +124,7 @@ const char *kwk_format_name(kwk_format format);
  *   src         (n_rows, ld_src) float32, 1 <= n_rows <= 32; the other rows of the tile are padding
  *   importance  (cols) non-negative weights of the squared error per column, or NULL for equal
  * F32, F16, BF16 round to nearest even (exact when the source was of that type).
- * I8, I4 search scales that minimise sum_k importance[k] * (w[k] - stored[k])^2 per row.
+ * I8, I6, I4 search scales that minimise sum_k importance[k] * (w[k] - stored[k])^2 per row.
  * w->exponent must have been set by kwk_pack_exponent() from the largest |w| of the whole tensor.
  */
 void kwk_pack_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, int n_rows,
@@ -146,6 +162,7 @@ typedef struct kwk_matmul {
  *     One chain per output. |y - exact| <= cols * 2^-24 * sum_k |w x| * 1.01.
  * Integer formats, per superblock of 256 columns, groups g ascending inside it:
  *     B_g = sum over the group of q_w * q_x           (I8; exact int32, |B_g| < 2^24)
+ *     B_g = s * sum over the group of (code + 4 o - center) * q_x          (I6; the same)
  *     B_g = s * sum over the group of (grid + 2 o - center) * q_x          (I4; the same)
  *     a = +0; a = fmaf((float)B_g, scale[t][g], a) over the groups
  *     y = fmaf(a, S, y), y from +0, superblocks ascending; at the end y *= 2^exponent
@@ -155,6 +172,7 @@ typedef kwk_matmul_fn kwk_gemv_f32_fn, kwk_small_f32_fn, kwk_gemm_f32_fn;
 typedef kwk_matmul_fn kwk_gemv_f16_fn, kwk_small_f16_fn, kwk_gemm_f16_fn;
 typedef kwk_matmul_fn kwk_gemv_bf16_fn, kwk_small_bf16_fn, kwk_gemm_bf16_fn;
 typedef kwk_matmul_fn kwk_gemv_i8_fn, kwk_small_i8_fn, kwk_gemm_i8_fn;
+typedef kwk_matmul_fn kwk_gemv_i6_fn, kwk_small_i6_fn, kwk_gemm_i6_fn;
 typedef kwk_matmul_fn kwk_gemv_i4_fn, kwk_small_i4_fn, kwk_gemm_i4_fn;
 
 /* One row of a matrix as float32, for embeddings: y[k] = weight(row, k), 0 <= k < cols; +0 in the
@@ -163,7 +181,7 @@ typedef kwk_matmul_fn kwk_gemv_i4_fn, kwk_small_i4_fn, kwk_gemm_i4_fn;
  *   y  (cols_pad) float32, 64-byte aligned        row  0 <= row < rows                          */
 typedef void kwk_gather_fn(float *y, const kwk_mat *w, int row);
 typedef kwk_gather_fn kwk_gather_f32_fn, kwk_gather_f16_fn, kwk_gather_bf16_fn;
-typedef kwk_gather_fn kwk_gather_i8_fn, kwk_gather_i4_fn;
+typedef kwk_gather_fn kwk_gather_i8_fn, kwk_gather_i6_fn, kwk_gather_i4_fn;
 
 /* Activation quantisation of one row. Per group of 32 columns:
  *   amax = max |x|; amax == 0: q = 0, scale = 0; else inv = 127 / amax, q = x * inv rounded to

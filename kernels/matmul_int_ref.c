@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reference of the I8 and I4 matrix products: the contract in kernels.h, one row and token at a
+ * Reference of the I8, I6 and I4 matrix products: the contract in kernels.h, one row and token at a
  * time, and the code points of I4. The three forms are the same sum.
  */
 #include <math.h>
@@ -63,6 +63,21 @@ void kwk_small_i8__ref(const kwk_matmul *a)
 }
 
 void kwk_gemm_i8__ref(const kwk_matmul *a)
+{
+    product(a);
+}
+
+void kwk_gemv_i6__ref(const kwk_matmul *a)
+{
+    product(a);
+}
+
+void kwk_small_i6__ref(const kwk_matmul *a)
+{
+    product(a);
+}
+
+void kwk_gemm_i6__ref(const kwk_matmul *a)
 {
     product(a);
 }

@@ -4,6 +4,8 @@
  */
 #include "kernels/pack.h"
 
+#include "kernels/pack_int.h"
+
 void kwk_pack_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, int n_rows,
                    const float *importance)
 {
@@ -20,6 +22,9 @@ void kwk_pack_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, 
     case KWK_I8:
         kwk_pack_i8_tile(w, tile, src, ld_src, n_rows, importance);
         return;
+    case KWK_I6:
+        kwk_pack_i6_tile(w, tile, src, ld_src, n_rows, importance);
+        return;
     case KWK_I4:
         kwk_pack_i4_tile(w, tile, src, ld_src, n_rows, importance);
         return;
@@ -30,11 +35,5 @@ void kwk_pack_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, 
 
 int kwk_pack_exponent(kwk_format format, float amax)
 {
-    if (!(amax > 0))
-        return 0;
-    if (format == KWK_I8)
-        return kwk_pack_i8_exponent(amax);
-    if (format == KWK_I4)
-        return kwk_pack_i4_exponent(amax);
-    return 0;
+    return kwk_format_is_int(format) && amax > 0 ? kwk_pack_int_exponent(amax) : 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Private to kernels/: the packer of each format, called by kwk_pack_tile() and
- * kwk_pack_exponent(). Same arguments and rules as there (kernels.h).
+ * Private to kernels/: the packer of each format, called by kwk_pack_tile(). Same arguments and
+ * rules as there (kernels.h).
  */
 #ifndef KWK_KERNELS_PACK_H
 #define KWK_KERNELS_PACK_H
@@ -12,10 +12,6 @@ typedef void kwk_pack_tile_fn(const kwk_mat *w, int tile, const float *src, size
                               int n_rows, const float *importance);
 
 kwk_pack_tile_fn kwk_pack_f32_tile, kwk_pack_f16_tile, kwk_pack_bf16_tile;
-kwk_pack_tile_fn kwk_pack_i8_tile, kwk_pack_i4_tile;
-
-/* amax > 0, finite. */
-int kwk_pack_i8_exponent(float amax);
-int kwk_pack_i4_exponent(float amax);
+kwk_pack_tile_fn kwk_pack_i8_tile, kwk_pack_i6_tile, kwk_pack_i4_tile;
 
 #endif

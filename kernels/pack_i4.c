@@ -17,9 +17,6 @@
 #include "kernels/pack.h"
 #include "kernels/pack_int.h"
 
-typedef float f4 __attribute__((vector_size(16)));
-typedef int32_t i4 __attribute__((vector_size(16)));
-
 enum {
     OFFSETS = 8,
     KEEP = 4,    // fits remembered for a group
@@ -50,7 +47,7 @@ typedef struct fit {
 
 /* The weights x of a group with their importance p, and what is known about them. */
 typedef struct group {
-    f4 x[VECS], p[VECS], px[VECS];
+    kwk_f4 x[VECS], p[VECS], px[VECS];
     float pxx;      // sum p x x, the error of all zero
     float lo, hi;   // least and greatest of x and 0
     fit best[KEEP]; // descending gain
@@ -91,11 +88,6 @@ static inline float lut_start(int o)
     return (float)(2 * (KWK_I4_CENTER - 2 * o) + LUT_ZERO);
 }
 
-static inline float sum4(f4 v)
-{
-    return (v[0] + v[2]) + (v[1] + v[3]);
-}
-
 /* Table place of a float place, for any float. */
 static inline int lut_clamp(float at)
 {
@@ -105,23 +97,23 @@ static inline int lut_clamp(float at)
 static inline sums try_places(const group *g, const lut *lut, float step, int o, int inside)
 {
     const float zero = (float)(KWK_I4_CENTER - 2 * o), start = lut_start(o);
-    f4 pxv = {0}, pvv = {0};
+    kwk_f4 pxv = {0}, pvv = {0};
 
     for (int i = 0; i < VECS; i++) {
-        const f4 place = g->x[i] * step + start;
-        i4 at;
+        const kwk_f4 place = g->x[i] * step + start;
+        kwk_i4 at;
         if (inside)
-            at = __builtin_convertvector(place, i4);
+            at = __builtin_convertvector(place, kwk_i4);
         else
-            at = (i4){lut_clamp(place[0]), lut_clamp(place[1]), lut_clamp(place[2]),
-                      lut_clamp(place[3])};
-        const f4 grid = {lut->value[at[0]], lut->value[at[1]], lut->value[at[2]],
-                         lut->value[at[3]]};
-        const f4 v = grid - zero;
+            at = (kwk_i4){lut_clamp(place[0]), lut_clamp(place[1]), lut_clamp(place[2]),
+                          lut_clamp(place[3])};
+        const kwk_f4 grid = {lut->value[at[0]], lut->value[at[1]], lut->value[at[2]],
+                             lut->value[at[3]]};
+        const kwk_f4 v = grid - zero;
         pxv += g->px[i] * v;
         pvv += g->p[i] * v * v;
     }
-    return (sums){sum4(pxv), sum4(pvv)};
+    return (sums){kwk_f4_sum(pxv), kwk_f4_sum(pvv)};
 }
 
 static inline sums try_scale(const group *g, const lut *lut, float d, int o)
@@ -136,7 +128,7 @@ static inline sums try_scale(const group *g, const lut *lut, float d, int o)
 
 static void group_init(group *g, const float *x, const float *p)
 {
-    f4 pxx = {0};
+    kwk_f4 pxx = {0};
 
     g->lo = g->hi = 0;
     memcpy(g->x, x, sizeof g->x);
@@ -149,7 +141,7 @@ static void group_init(group *g, const float *x, const float *p)
         g->px[i] = g->p[i] * g->x[i];
         pxx += g->px[i] * g->x[i];
     }
-    g->pxx = sum4(pxx);
+    g->pxx = kwk_f4_sum(pxx);
     memset(g->best, 0, sizeof g->best);
 }
 
@@ -225,7 +217,7 @@ static inline float scale_candidate(float top, int i)
 /* Step 2; 0 when all groups are 0. */
 static float choose_super(const group *g, int n)
 {
-    f4 d[2] = {{0}}, curve[2] = {{0}};
+    kwk_f4 d[2] = {{0}}, curve[2] = {{0}};
     float top = 0, least = FLT_MAX, best = 0;
 
     for (int i = 0; i < n; i++) {
@@ -238,16 +230,16 @@ static float choose_super(const group *g, int n)
         return 0;
     for (int k = 0; k < SCALES; k++) {
         const float super = scale_candidate(top, k), inv = 1 / super;
-        f4 cost = {0};
+        kwk_f4 cost = {0};
 
         for (int j = 0; j < 2; j++) {
-            i4 s = __builtin_convertvector(d[j] * inv + 0.5f, i4); // 0..16
-            s = s - (s == 0) + (s == 16);                          // a true comparison is -1
-            const f4 e = d[j] - super * __builtin_convertvector(s, f4);
+            kwk_i4 s = __builtin_convertvector(d[j] * inv + 0.5f, kwk_i4); // 0..16
+            s = s - (s == 0) + (s == 16); // a true comparison is -1
+            const kwk_f4 e = d[j] - super * __builtin_convertvector(s, kwk_f4);
             cost += curve[j] * e * e;
         }
-        if (sum4(cost) < least) {
-            least = sum4(cost);
+        if (kwk_f4_sum(cost) < least) {
+            least = kwk_f4_sum(cost);
             best = super;
         }
     }
@@ -305,8 +297,10 @@ static void store_group(uint8_t *super, int n, int group, int r, const float *x,
 }
 
 /* Row r of a panel's superblock of n groups. */
-static void pack_row(uint8_t *super, int n, int r, const float *x, const float *p, const lut *lut)
+static void pack_row(uint8_t *super, int n, int r, const float *x, const float *p,
+                     const void *tables)
 {
+    const lut *lut = tables;
     group g[KWK_SUPER_GROUPS];
     choice c[KWK_SUPER_GROUPS];
     float scale;
@@ -327,28 +321,8 @@ static void pack_row(uint8_t *super, int n, int r, const float *x, const float *
 void kwk_pack_i4_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, int n_rows,
                       const float *importance)
 {
-    const int n_groups = w->cols_pad / KWK_GROUP;
-    float x[KWK_SUPER], p[KWK_SUPER];
-    size_t at = 0;
     lut lut;
 
     fill_lut(&lut);
-    for (int g0 = 0; g0 < n_groups; g0 += KWK_SUPER_GROUPS) {
-        const int n = kwk_super_groups(n_groups, g0);
-
-        kwk_pack_importance(p, w, importance, g0 * KWK_GROUP);
-        for (int r = 0; r < KWK_TILE; r++) {
-            if (r < n_rows)
-                kwk_pack_row(x, w, src + (size_t)r * ld_src, g0 * KWK_GROUP);
-            else
-                memset(x, 0, sizeof x);
-            pack_row(kwk_int_panel(w, tile, r / KWK_PANEL) + at, n, r % KWK_PANEL, x, p, &lut);
-        }
-        at += kwk_super_bytes(KWK_I4, n);
-    }
-}
-
-int kwk_pack_i4_exponent(float amax)
-{
-    return kwk_pack_int_exponent(amax);
+    kwk_pack_supers(w, tile, src, ld_src, n_rows, importance, pack_row, &lut);
 }

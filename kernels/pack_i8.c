@@ -12,43 +12,33 @@
 #include "kernels/pack.h"
 #include "kernels/pack_int.h"
 
-typedef float f4 __attribute__((vector_size(16)));
-typedef int32_t i4 __attribute__((vector_size(16)));
-
 enum { VECS = KWK_SUPER / 4 };
 
-static inline float sum4(f4 v)
-{
-    return (v[0] + v[2]) + (v[1] + v[3]);
-}
-
 /* x / scale rounded to nearest, halves to even, cut off at -127 and 127. */
-static inline f4 quantise(f4 x, float inv)
+static inline kwk_f4 quantise(kwk_f4 x, float inv)
 {
     const float round = 0x1.8p23f; // adding it leaves no fraction
-    const f4 q = (x * inv + round) - round;
-    const i4 high = q > 127, low = q < -127;
-    const f4 top = {127, 127, 127, 127};
+    const kwk_f4 q = (x * inv + round) - round;
 
-    return (f4)(((i4)q & ~(high | low)) | ((i4)top & high) | ((i4)-top & low));
+    return kwk_f4_min(kwk_f4_max(q, kwk_f4_all(-127)), kwk_f4_all(127));
 }
 
 /* Weighted squared error of a scale, and in *cut the part of it from what was cut off. */
-static float error_of(const f4 *x, const f4 *p, int n, float scale, float *cut)
+static float error_of(const kwk_f4 *x, const kwk_f4 *p, int n, float scale, float *cut)
 {
     const float inv = 1 / scale;
-    f4 err = {0}, out = {0};
+    kwk_f4 err = {0}, out = {0};
 
     for (int i = 0; i < n; i++) {
-        const f4 q = quantise(x[i], inv), d = x[i] - q * scale, e = p[i] * d * d;
+        const kwk_f4 q = quantise(x[i], inv), d = x[i] - q * scale, e = p[i] * d * d;
         err += e;
-        out += (f4)((i4)e & ((q == 127) | (q == -127)));
+        out += (kwk_f4)((kwk_i4)e & ((q == 127) | (q == -127)));
     }
-    *cut = sum4(out);
-    return sum4(err);
+    *cut = kwk_f4_sum(out);
+    return kwk_f4_sum(err);
 }
 
-static float search_scale(const f4 *x, const f4 *p, int n)
+static float search_scale(const kwk_f4 *x, const kwk_f4 *p, int n)
 {
     static const float fine[] = {0.94f, 0.97f, 0.99f, 1.01f, 1.03f};
     float amax = 0, best = 0, least = FLT_MAX, cut;
@@ -79,38 +69,26 @@ static float search_scale(const f4 *x, const f4 *p, int n)
     return best;
 }
 
-void kwk_pack_i8_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, int n_rows,
-                      const float *importance)
+/* Row r of a panel's superblock of n groups. */
+static void pack_row(uint8_t *super, int n, int r, const float *row, const float *importance,
+                     const void *none)
 {
-    const int n_groups = w->cols_pad / KWK_GROUP;
-    f4 x[VECS], p[VECS];
-    size_t at = 0;
+    const int vecs = n * KWK_GROUP / 4;
+    kwk_f4 x[VECS], p[VECS];
 
-    for (int g0 = 0; g0 < n_groups; g0 += KWK_SUPER_GROUPS) {
-        const int n = kwk_super_groups(n_groups, g0);
-
-        kwk_pack_importance((float *)p, w, importance, g0 * KWK_GROUP);
-        for (int r = 0; r < KWK_TILE; r++) {
-            uint8_t *super = kwk_int_panel(w, tile, r / KWK_PANEL) + at;
-            float scale;
-
-            if (r < n_rows)
-                kwk_pack_row((float *)x, w, src + (size_t)r * ld_src, g0 * KWK_GROUP);
-            else
-                memset(x, 0, sizeof x);
-            scale = search_scale(x, p, n * KWK_GROUP / 4);
-            kwk_pack_scale(super, r % KWK_PANEL, scale);
-            for (int i = 0; i < n * KWK_GROUP / 4; i++) {
-                const f4 q = scale > 0 ? quantise(x[i], 1 / scale) : (f4){0};
-                for (int k = 0; k < 4; k++)
-                    super[kwk_i8_index(r % KWK_PANEL, 4 * i + k)] = (uint8_t)((int)q[k] + 128);
-            }
-        }
-        at += kwk_super_bytes(KWK_I8, n);
+    memcpy(x, row, sizeof x);
+    memcpy(p, importance, sizeof p);
+    const float scale = search_scale(x, p, vecs);
+    kwk_pack_scale(super, r, scale);
+    for (int i = 0; i < vecs; i++) {
+        const kwk_f4 q = scale > 0 ? quantise(x[i], 1 / scale) : kwk_f4_all(0);
+        for (int k = 0; k < 4; k++)
+            super[kwk_i8_index(r, 4 * i + k)] = (uint8_t)((int)q[k] + 128);
     }
 }
 
-int kwk_pack_i8_exponent(float amax)
+void kwk_pack_i8_tile(const kwk_mat *w, int tile, const float *src, size_t ld_src, int n_rows,
+                      const float *importance)
 {
-    return kwk_pack_int_exponent(amax);
+    kwk_pack_supers(w, tile, src, ld_src, n_rows, importance, pack_row, NULL);
 }

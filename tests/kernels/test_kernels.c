@@ -93,6 +93,7 @@ static void lookups_by_format_lead_to_its_slots(void **state)
     CHECK_FORMAT(KWK_F16, f16);
     CHECK_FORMAT(KWK_BF16, bf16);
     CHECK_FORMAT(KWK_I8, i8);
+    CHECK_FORMAT(KWK_I6, i6);
     CHECK_FORMAT(KWK_I4, i4);
 #undef CHECK_FORMAT
     assert_null(kwk_kernels_matmul(&k, (kwk_format)0, KWK_GEMV));
@@ -111,6 +112,7 @@ static void tile_bytes_are_those_of_the_layout(void **state)
         assert_int_equal(kwk_mat_tile_bytes(KWK_F16, cols), 32 * n * 2);
         assert_int_equal(kwk_mat_tile_bytes(KWK_BF16, cols), 32 * n * 2);
         assert_int_equal(kwk_mat_tile_bytes(KWK_I8, cols), 2 * (supers * 32 + groups * 512));
+        assert_int_equal(kwk_mat_tile_bytes(KWK_I6, cols), 2 * (supers * 32 + groups * 400));
         assert_int_equal(kwk_mat_tile_bytes(KWK_I4, cols), 2 * (supers * 32 + groups * 272));
         /* Tiles follow one another, and each must be aligned. */
         for (kwk_format f = KWK_F32; f < KWK_FORMAT_END; f++)
@@ -129,11 +131,8 @@ static void formats_keep_their_numbers_and_names(void **state)
         kwk_format format;
         int number;
         const char *name;
-    } want[] = {{KWK_F32, 1, "float32"},
-                {KWK_F16, 2, "f16"},
-                {KWK_BF16, 3, "bf16"},
-                {KWK_I8, 4, "int8"},
-                {KWK_I4, 5, "int4"}};
+    } want[] = {{KWK_F32, 1, "float32"}, {KWK_F16, 2, "f16"}, {KWK_BF16, 3, "bf16"},
+                {KWK_I8, 4, "int8"},     {KWK_I4, 5, "int4"}, {KWK_I6, 6, "int6"}};
 
     assert_int_equal(KWK_FORMAT_END, CHECK_COUNT(want) + 1);
     for (size_t i = 0; i < CHECK_COUNT(want); i++) {
@@ -142,7 +141,8 @@ static void formats_keep_their_numbers_and_names(void **state)
     }
     assert_null(kwk_format_name((kwk_format)0));
     assert_null(kwk_format_name(KWK_FORMAT_END));
-    assert_true(kwk_format_is_int(KWK_I8) && kwk_format_is_int(KWK_I4));
+    assert_true(kwk_format_is_int(KWK_I8) && kwk_format_is_int(KWK_I6) &&
+                kwk_format_is_int(KWK_I4));
     assert_false(kwk_format_is_int(KWK_F32) || kwk_format_is_int(KWK_BF16));
 }
 
