@@ -18,7 +18,7 @@ static void each_level(void (*check)(const check_level *l, kwk_argmax_fn *argmax
 static void check_rules(const check_level *l, kwk_argmax_fn *argmax)
 {
     enum { N = 133 };
-    float x[N];
+    float x[N] = {0};
 
     assert_int_equal(argmax(x, 0), -1);
     for (int n = 1; n <= N; n++) {
