@@ -349,6 +349,7 @@ static kwk_format format_of(const char *slot)
                 {"_bf16", KWK_BF16},
                 {"_f16", KWK_F16},
                 {"_i8", KWK_I8},
+                {"_i6", KWK_I6},
                 {"_i4", KWK_I4}};
     const size_t n = strlen(slot);
 

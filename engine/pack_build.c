@@ -325,6 +325,7 @@ static int loses(const kwk_mat *mat, const kwk_src_tensor *t, const float *x, si
     case KWK_BF16:
         return t->type->kind != KWK_KIND_BF16 && !all_bf16(x, n);
     case KWK_I8:
+    case KWK_I6:
     case KWK_I4:
         return 1;
     case KWK_F32:

@@ -346,17 +346,3 @@ void hand_model_forward(const kwk_model *m, int n, const int32_t *token, const i
     free(x);
     free(embed);
 }
-
-/* Until the loaders' half is linked in. */
-__attribute__((weak)) kwk_model *kwk_model_retain(kwk_model *m)
-{
-    if (m)
-        atomic_fetch_add(&m->refs, 1);
-    return m;
-}
-
-__attribute__((weak)) void kwk_model_free(kwk_model *m)
-{
-    if (m)
-        atomic_fetch_sub(&m->refs, 1);
-}
