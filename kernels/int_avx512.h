@@ -41,19 +41,6 @@ KWK_INLINE __m512 kwk_scales16(const uint8_t *super)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)super));
 }
 
-/* Asks for the n bytes that the stream of weights reaches KWK_AHEAD bytes after w. The hardware
- * prefetcher alone leaves a fifth of the bandwidth unused, because the arithmetic of a line waits
- * in the schedulers; distances below 4 KiB only disturb it. Measured on Zen 5. */
-enum { KWK_AHEAD = 8192 };
-KWK_INLINE void kwk_ask_ahead(const uint8_t *w, int n, const uint8_t *end)
-{
-    const uint8_t *at = w + KWK_AHEAD < end ? w + KWK_AHEAD : end - n;
-
-#pragma GCC unroll 16
-    for (int i = 0; i < n; i += 64)
-        _mm_prefetch((const char *)at + i, _MM_HINT_T0);
-}
-
 /* The end of a superblock: y = fmaf(a, S, y), from 0 in the first, times 2^exponent in the last. */
 KWK_INLINE void kwk_super_end(float *y, __m512 a, __m512 super, int first, int last, __m512 unit)
 {

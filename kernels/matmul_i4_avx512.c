@@ -147,7 +147,7 @@ static void expand(uint8_t *u, float *s, const uint8_t *w, int n)
     }
 }
 
-void kwk_gemm_i4__avx512(const kwk_matmul *a)
+static void gemm(const kwk_matmul *a)
 {
     const int n_groups = a->w->cols_pad / KWK_GROUP;
     uint8_t *u0 = a->scratch, *u1 = u0 + 512 * KWK_SUPER_GROUPS;
@@ -174,4 +174,9 @@ void kwk_gemm_i4__avx512(const kwk_matmul *a)
             w1 += kwk_super_bytes(KWK_I4, n);
         }
     }
+}
+
+void kwk_gemm_i4__avx512(const kwk_matmul *a)
+{
+    kwk_in_runs(a, gemm);
 }

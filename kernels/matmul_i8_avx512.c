@@ -86,7 +86,7 @@ void kwk_small_i8__avx512(const kwk_matmul *a)
     }
 }
 
-void kwk_gemm_i8__avx512(const kwk_matmul *a)
+static void gemm(const kwk_matmul *a)
 {
     const int n_groups = a->w->cols_pad / KWK_GROUP;
 
@@ -104,4 +104,9 @@ void kwk_gemm_i8__avx512(const kwk_matmul *a)
             w1 += kwk_super_bytes(KWK_I8, n);
         }
     }
+}
+
+void kwk_gemm_i8__avx512(const kwk_matmul *a)
+{
+    kwk_in_runs(a, gemm);
 }

@@ -195,6 +195,21 @@ static void variants_and_forms_equal_the_reference(void **state)
     }
 }
 
+/* So many columns that gemm takes the tokens in several runs, to keep them in the cache. */
+static void wide_matrices_equal_the_reference(void **state)
+{
+    uint64_t seed = 5;
+
+    for (size_t f = 0; f < CHECK_COUNT(formats); f++) {
+        problem p = problem_new(formats[f], 64, 16400, ANY, &seed);
+        reference(&p);
+        for (const check_level *l = check_levels(); l->name; l++)
+            for (int m = 47; m <= TOKENS; m += 10)
+                check_forms(l, &p, m);
+        problem_free(&p);
+    }
+}
+
 static void extreme_codes_do_not_saturate(void **state)
 {
     uint64_t seed = 2;
@@ -309,6 +324,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(variants_and_forms_equal_the_reference),
+        cmocka_unit_test(wide_matrices_equal_the_reference),
         cmocka_unit_test(extreme_codes_do_not_saturate),
         cmocka_unit_test(the_reference_is_near_float64),
         cmocka_unit_test(packed_weights_and_quantised_activations_give_the_product),
