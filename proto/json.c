@@ -17,7 +17,7 @@ static int put(kwk_buf *b, const char *s)
     return kwk_buf_write(b, s, strlen(s));
 }
 
-static int put_str(kwk_buf *b, const char *s, size_t n)
+int kwk_json_str(kwk_buf *b, const char *s, size_t n)
 {
     const uint8_t *p = (const uint8_t *)s;
     int failed = put(b, "\"");
@@ -43,11 +43,10 @@ static int put_str(kwk_buf *b, const char *s, size_t n)
         p += len;
         n -= (size_t)len;
     }
-    return failed | put(b, "\"");
+    return failed || put(b, "\"");
 }
 
-/* The shortest form that reads back as the same number. */
-static int put_number(kwk_buf *b, double v, int is_f32)
+int kwk_json_number(kwk_buf *b, double v, int is_f32)
 {
     char s[40];
     char *w = s;
@@ -105,24 +104,25 @@ static int put_value(kwk_buf *b, const msgpack_object *o)
         return put(b, s);
     case MSGPACK_OBJECT_FLOAT32:
     case MSGPACK_OBJECT_FLOAT64:
-        return put_number(b, o->via.f64, o->type == MSGPACK_OBJECT_FLOAT32);
+        return kwk_json_number(b, o->via.f64, o->type == MSGPACK_OBJECT_FLOAT32);
     case MSGPACK_OBJECT_STR:
-        return put_str(b, o->via.str.ptr, o->via.str.size);
+        return kwk_json_str(b, o->via.str.ptr, o->via.str.size);
     case MSGPACK_OBJECT_BIN:
         return put_base64(b, (const uint8_t *)o->via.bin.ptr, o->via.bin.size);
     case MSGPACK_OBJECT_ARRAY:
         failed = put(b, "[");
         for (uint32_t i = 0; !failed && i < o->via.array.size; i++)
-            failed = (i ? put(b, ",") : 0) | put_value(b, &o->via.array.ptr[i]);
-        return failed | put(b, "]");
+            failed = (i && put(b, ",")) || put_value(b, &o->via.array.ptr[i]);
+        return failed || put(b, "]");
     case MSGPACK_OBJECT_MAP:
         failed = put(b, "{");
         for (uint32_t i = 0; !failed && i < o->via.map.size; i++) {
             const msgpack_object_kv *kv = &o->via.map.ptr[i];
-            failed = (i ? put(b, ",") : 0) | put_str(b, kv->key.via.str.ptr, kv->key.via.str.size) |
-                     put(b, ":") | put_value(b, &kv->val);
+            failed = (i && put(b, ",")) ||
+                     kwk_json_str(b, kv->key.via.str.ptr, kv->key.via.str.size) ||
+                     put(b, ":") || put_value(b, &kv->val);
         }
-        return failed | put(b, "}");
+        return failed || put(b, "}");
     default:
         return put(b, "null"); // nil, and extensions, which this protocol has none of
     }
