@@ -223,7 +223,7 @@ static int fits(const kwkd_model *m, const kwkd_job *job)
     for (const kwkd_job *j = m->lane.first_job; j; j = j->next) {
         if (j->phase == KWKD_PREFILL)
             need += blocks(j->n_ids) - blocks(j->n_computed);
-        if (j->seq) // and one to grow into
+        if (j->seq && j->n_ids % KWKD_BLOCK >= KWKD_BLOCK - 8) // will soon need its next one
             need++;
     }
     return need <= free_blocks(m);

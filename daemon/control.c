@@ -25,11 +25,11 @@
 #include "daemon/loop.h"
 
 enum {
-    SILENT_MS = 250,    // a live listener greets within
+    SILENT_MS = 250,    // a live listener takes a connection within
     REPAIR_PROBES = 10, // after a repair the listener is probed this often, every
     REPAIR_MS = 100,
     CLOSE_MS = 200, // replies get this long to leave
-    HELLO = 8,
+    OLD = 16,       // dead listeners that still have requests under way
 };
 
 typedef struct slot {
@@ -40,6 +40,7 @@ typedef struct slot {
     enum { RECEIVING, RUNNING, SENDING, IDLE } state;
     atomic_int busy;       // 0 while receiving
     _Atomic uint32_t pipe; // the request's; 0: none
+    atomic_int listener;   // that it came by
     int has_ctx;
 } slot;
 
@@ -49,14 +50,18 @@ struct kwkd_control {
     nng_socket socket;
     nng_listener listener;
     int has_socket, has_listener;
+    nng_listener old[OLD];
+    int n_old;
+    char path[sizeof(((kwkd_rundir *)0)->control) + 4]; // where a listener is born
     slot *slots;
     int n_slots;
     atomic_int closing;
     /* the probe */
     int loop;
-    kwkd_source probe, timer;
+    kwkd_source timer;
     int timer_fd, probe_fd; // probe_fd -1: none is under way
-    int greeted;            // bytes of the hello that came
+    atomic_uint n_pipes;    // that NNG has ever made of connections
+    unsigned pipes_before;  // the probe
     int repair_probes;      // still to come
 };
 
@@ -115,6 +120,7 @@ static void run(slot *sl, nng_msg *msg)
     memset(call, 0, sizeof *call);
     call->daemon = c->d;
     call->send = send_reply;
+    atomic_store(&sl->listener, nng_listener_id(nng_pipe_listener(pipe)));
     atomic_store(&sl->busy, 1);
     atomic_store(&sl->pipe, (uint32_t)nng_pipe_id(pipe)); // before the credentials: see pipe_gone()
     kwkd_count(&c->d->metrics.control_rx, nng_msg_len(msg));
@@ -163,6 +169,13 @@ static void pipe_gone(nng_pipe pipe, nng_pipe_ev event, void *arg)
         kwkd_scheduler_wake(c->d->scheduler);
 }
 
+static void pipe_added(nng_pipe pipe, nng_pipe_ev event, void *arg)
+{
+    kwkd_control *c = arg;
+
+    atomic_fetch_add(&c->n_pipes, 1);
+}
+
 /* ---- the listener
  * --------------------------------------------------------------------------------------------- */
 
@@ -171,41 +184,75 @@ static int nng_failed(int rc, const char *what, kwk_error *err)
     return kwk_fail(err, KWK_EIO, "%s: %s", what, nng_strerror(rc));
 }
 
+/* A listener is born under another name and then renamed: the public path is there at all times,
+ * and NNG, which removes the path that it knows when a listener closes, does not remove its
+ * successor's. */
 static int listen_now(kwkd_control *c, kwk_error *err)
 {
-    char url[sizeof c->dir->control + 8];
+    char url[sizeof c->path + 8];
     int rc;
 
-    snprintf(url, sizeof url, "ipc://%s", c->dir->control);
+    snprintf(url, sizeof url, "ipc://%s", c->path);
+    (void)unlink(c->path);
     rc = nng_listener_create(&c->listener, c->socket, url);
     if (rc)
         return nng_failed(rc, url, err);
-    c->has_listener = 1;
     rc = nng_listener_set_int(c->listener, NNG_OPT_IPC_PERMISSIONS, KWKD_SOCKET_MODE);
     if (!rc)
         rc = nng_listener_start(c->listener, 0);
-    if (rc) {
+    if (rc)
+        rc = nng_failed(rc, url, err);
+    if (rc == KWK_OK)
+        rc = kwkd_socket_open_to_group(c->dir, c->path, err);
+    if (rc == KWK_OK && rename(c->path, c->dir->control) < 0)
+        rc = kwk_fail(err, KWK_EIO, "'%s': %s", c->dir->control, strerror(errno));
+    if (rc < 0)
         nng_listener_close(c->listener);
-        c->has_listener = 0;
-        return nng_failed(rc, url, err);
-    }
-    return kwkd_socket_open_to_group(c->dir, c->dir->control, err);
+    else
+        c->has_listener = 1;
+    return rc;
 }
 
-/* The dead listener has no callback under way, so closing it is safe in 1.5 too. */
+/* Has the listener's last request been answered? */
+static int is_quiet(const kwkd_control *c, nng_listener l)
+{
+    for (int i = 0; i < c->n_slots; i++)
+        if (atomic_load(&c->slots[i].busy) &&
+            atomic_load(&c->slots[i].listener) == nng_listener_id(l))
+            return 0;
+    return 1;
+}
+
+/* Close dead listeners, and with them the connections that came by them: clients that nobody took,
+ * and idle ones, which connect again. Those with a request under way are let finish, within reason.
+ */
+static void bury(kwkd_control *c)
+{
+    int n = 0;
+
+    for (int i = 0; i < c->n_old; i++) {
+        if (is_quiet(c, c->old[i]) || c->n_old - i > OLD - 1)
+            nng_listener_close(c->old[i]);
+        else
+            c->old[n++] = c->old[i];
+    }
+    c->n_old = n;
+}
+
 static void repair(kwkd_control *c)
 {
     kwk_error err = {0};
 
     kwkd_count(&c->d->metrics.listener_repairs, 1);
     if (c->has_listener)
-        nng_listener_close(c->listener);
+        c->old[c->n_old++] = c->listener; // bury() leaves room
     c->has_listener = 0;
     c->repair_probes = REPAIR_PROBES;
     if (listen_now(c, &err) < 0)
         kwkd_log(KWKD_ERROR, "control listener not made", "message=%s", err.msg);
     else
         kwkd_log(KWKD_NOTICE, "control listener made anew", "path=%s", c->dir->control);
+    bury(c);
 }
 
 /* ---- the probe
@@ -214,9 +261,7 @@ static void repair(kwkd_control *c)
 
 static void probe_end(kwkd_control *c)
 {
-    kwkd_loop_remove(c->loop, &c->probe);
-    if (c->probe_fd >= 0)
-        close(c->probe_fd);
+    close(c->probe_fd);
     c->probe_fd = -1;
     if (c->repair_probes) { // whoever broke it may go on
         c->repair_probes--;
@@ -224,26 +269,6 @@ static void probe_end(kwkd_control *c)
     } else {
         kwkd_timer_set(c->timer_fd, 0, 0);
     }
-}
-
-static void probe_ready(kwkd_source *src)
-{
-    kwkd_control *c = KWKD_OWNER(kwkd_control, probe, src);
-    uint8_t buf[HELLO];
-    const ssize_t n = recv(c->probe_fd, buf, sizeof buf, MSG_DONTWAIT);
-
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n > 0)
-        c->greeted += (int)n;
-    if (n > 0 && c->greeted < HELLO)
-        return;
-    if (n <= 0) { // closed without a word: the listener is not what it should be
-        probe_end(c);
-        repair(c);
-        return;
-    }
-    probe_end(c);
 }
 
 static void timer_ready(kwkd_source *src)
@@ -255,18 +280,22 @@ static void timer_ready(kwkd_source *src)
         kwkd_control_probe(c);
         return;
     }
-    probe_end(c); // silent
-    repair(c);
+    probe_end(c);
+    if (atomic_load(&c->n_pipes) == c->pipes_before)
+        repair(c);
 }
 
-/* Connect and greet like a REQ socket, so that NNG sees a whole handshake and a peer that leaves.
- */
+/* Connect and greet like a REQ socket. The dead listener still greets back: its transport lives,
+ * only nobody takes the connections from it. So what is waited for is the pipe that NNG makes of
+ * the connection, ours or anybody's. */
 void kwkd_control_probe(kwkd_control *c)
 {
-    static const uint8_t hello[HELLO] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
+    static const uint8_t hello[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     int fd, rc;
 
+    if (c->n_old)
+        bury(c);
     if (c->probe_fd >= 0)
         return;
     if (!c->has_listener) { // it could not be made anew the last time
@@ -277,6 +306,7 @@ void kwkd_control_probe(kwkd_control *c)
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return; // no descriptor left: says nothing about the listener
+    c->pipes_before = atomic_load(&c->n_pipes);
     rc = connect(fd, (struct sockaddr *)&to, sizeof to);
     if (rc < 0 && errno != EAGAIN) { // nobody listens, or the path is gone
         close(fd);
@@ -284,13 +314,8 @@ void kwkd_control_probe(kwkd_control *c)
         return;
     }
     c->probe_fd = fd;
-    c->greeted = 0;
-    if (rc == 0) // else the backlog is full: if it still is when the time is over, nobody accepts
+    if (rc == 0) // else the backlog is full: the listener has until the timer to take from it
         (void)send(fd, hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (rc == 0 && kwkd_loop_add(c->loop, &c->probe, fd, probe_ready, NULL) < 0) {
-        probe_end(c);
-        return;
-    }
     kwkd_timer_set(c->timer_fd, SILENT_MS, 0);
 }
 _Static_assert(sizeof(((kwkd_rundir *)0)->control) == sizeof(((struct sockaddr_un *)0)->sun_path),
@@ -330,7 +355,8 @@ int kwkd_control_open(kwkd_control **out, struct kwkd *d, const kwkd_rundir *dir
     c->d = d;
     c->dir = dir;
     c->loop = loop;
-    c->probe.fd = c->timer.fd = c->probe_fd = -1;
+    snprintf(c->path, sizeof c->path, "%s.new", dir->control);
+    c->timer.fd = c->probe_fd = -1;
     c->timer_fd = kwkd_timer_open(err);
     rc = c->timer_fd < 0 ? c->timer_fd
                          : kwkd_loop_add(loop, &c->timer, c->timer_fd, timer_ready, err);
@@ -344,6 +370,8 @@ int kwkd_control_open(kwkd_control **out, struct kwkd *d, const kwkd_rundir *dir
     c->has_socket = 1;
     // before anyone can send: a length of the peer's choice is allocated before its bytes come
     rc = nng_socket_set_size(c->socket, NNG_OPT_RECVMAXSZ, KWK_MSG_MAX);
+    if (!rc)
+        rc = nng_pipe_notify(c->socket, NNG_PIPE_EV_ADD_PRE, pipe_added, c);
     if (!rc)
         rc = nng_pipe_notify(c->socket, NNG_PIPE_EV_REM_POST, pipe_gone, c);
     if (rc) {
@@ -383,7 +411,6 @@ void kwkd_control_close(kwkd_control *c)
         return;
     let_replies_go(c);
     atomic_store(&c->closing, 1);
-    kwkd_loop_remove(c->loop, &c->probe);
     kwkd_loop_remove(c->loop, &c->timer);
     if (c->probe_fd >= 0)
         close(c->probe_fd);
@@ -396,7 +423,9 @@ void kwkd_control_close(kwkd_control *c)
         kwk_buf_fini(&c->slots[i].call.reply);
     }
     if (c->has_socket)
-        nng_close(c->socket); // its contexts, its listener, and the path with it
+        nng_close(c->socket); // its contexts and listeners
+    if (c->has_listener)
+        (void)unlink(c->dir->control);
     free(c->slots);
     free(c);
 }

@@ -15,7 +15,7 @@
 enum { KWKD_SOCKET_MODE = 0660 };
 
 typedef struct kwkd_rundir {
-    char path[96];     // leaves room for "/kwkerd.sock" in a sockaddr_un
+    char path[92];     // leaves room for "/kwkerd.sock.new" in a sockaddr_un
     char door[108];    // path/door.sock
     char control[108]; // path/kwkerd.sock
     gid_t group;       // of the sockets; (gid_t)-1: ours
