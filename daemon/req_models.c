@@ -44,6 +44,7 @@ static void add_model(void *arg, const kwkd_model_row *row)
     kwk_map_double(m, "progress", row->progress);
     kwk_map_bool(m, "pin", row->pin);
     kwk_map_str(m, "path", row->path);
+    kwk_map_uint(m, "uid", row->uid);
     if (row->error)
         kwk_map_str(m, "error", row->error);
     if (row->state == KWKD_READY)

@@ -812,6 +812,7 @@ void kwkd_store_each(kwkd_store *s, void (*fn)(void *arg, const kwkd_model_row *
                                     .progress = fraction(e),
                                     .error = e->state == KWKD_FAILED ? e->error.msg : NULL,
                                     .path = e->path,
+                                    .uid = e->uid,
                                     .pin = e->pin,
                                     .model = e->model};
         fn(arg, &row);

@@ -103,6 +103,7 @@ typedef struct kwkd_model_row {
     double progress;   // 0…1
     const char *error; // failed
     const char *path;  // "" for a pack
+    uint32_t uid;      // who loaded it
     int pin;
     kwkd_model *model; // ready
 } kwkd_model_row;
