@@ -45,8 +45,10 @@ static void add_model(void *arg, const kwkd_model_row *row)
     kwk_map_bool(m, "pin", row->pin);
     kwk_map_str(m, "path", row->path);
     kwk_map_uint(m, "uid", row->uid);
-    if (row->error)
+    if (row->error) {
         kwk_map_str(m, "error", row->error);
+        kwk_map_int(m, "code", row->code);
+    }
     if (row->state == KWKD_READY)
         add_facts(m, row->model);
     kwk_map_close(m);

@@ -811,6 +811,7 @@ void kwkd_store_each(kwkd_store *s, void (*fn)(void *arg, const kwkd_model_row *
                                     .state = e->state,
                                     .progress = fraction(e),
                                     .error = e->state == KWKD_FAILED ? e->error.msg : NULL,
+                                    .code = e->error.code,
                                     .path = e->path,
                                     .uid = e->uid,
                                     .pin = e->pin,

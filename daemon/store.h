@@ -102,6 +102,7 @@ typedef struct kwkd_model_row {
     kwkd_state state;
     double progress;   // 0…1
     const char *error; // failed
+    int code;          // failed: KWK_E…
     const char *path;  // "" for a pack
     uint32_t uid;      // who loaded it
     int pin;
