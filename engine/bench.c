@@ -43,7 +43,8 @@ static void usage(FILE *f)
             "  -b SEQS     sequences that generate at once in tgN@bSEQS; 1: no such test\n"
             "  -d DEPTH    tokens already in every sequence when the clock starts\n"
             "  -t THREADS  default: the physical cores that this process may use\n"
-            "  -r REPS     runs that count; mean and standard deviation are printed\n"
+            "  -r REPS     runs that count; mean and standard deviation are printed (kernels: the "
+            "best)\n"
             "  -o FORMAT   md: a table; json: a list of objects\n"
             "  --kernels   time every kernel beside read bandwidth and arithmetic peak\n");
 }
@@ -338,5 +339,5 @@ int main(int argc, char **argv)
             usage(stderr);
         return rc < 0 ? 2 : 0;
     }
-    return o.kernels ? kwk_bench_kernels(o.json) : bench_model(&o);
+    return o.kernels ? kwk_bench_kernels(o.json, o.reps) : bench_model(&o);
 }

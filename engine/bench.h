@@ -11,8 +11,8 @@ double kwk_bench_now(void); // seconds, monotonic
  * 0: no memory for it. */
 double kwk_bench_read_bandwidth(int n_threads);
 
-/* Time every kernel variant that this CPU runs, one thread, and print a table. 0 or 1 (an exit
- * status). */
-int kwk_bench_kernels(int json);
+/* Time every kernel variant that this CPU runs, one thread, the best of so many repeats, and print
+ * a table. 0 or 1 (an exit status). */
+int kwk_bench_kernels(int json, int repeats);
 
 #endif

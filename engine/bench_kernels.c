@@ -21,7 +21,6 @@ enum {
     COLS = 2048,
     MAX_M = 128,
     MIN_NS = 15000000, // a measurement lasts at least this long
-    REPEATS = 3,
 };
 
 double kwk_bench_now(void)
@@ -86,11 +85,11 @@ double kwk_bench_read_bandwidth(int n_threads)
     return best;
 }
 
-static double peak(kwk_peak_fn *fn) // operations a second
+static double peak(kwk_peak_fn *fn, int repeats) // operations a second
 {
     double best = 0;
 
-    for (int i = 0; i < REPEATS; i++) {
+    for (int i = 0; i < repeats; i++) {
         const double start = kwk_bench_now();
         const double ops = fn(400000);
         const double rate = ops / (kwk_bench_now() - start);
@@ -102,7 +101,7 @@ static double peak(kwk_peak_fn *fn) // operations a second
 /* ---- one kernel ----------------------------------------------------------------------------- */
 
 typedef struct bench {
-    int json, n_printed;
+    int json, repeats, n_printed;
     double bandwidth;               // roofs of one thread; 0: unknown
     double peak_f32[2], peak_i8[2]; // AVX2, AVX-512
     float *x, *y, *z, *cosines, *sines;
@@ -125,7 +124,7 @@ static double seconds_per_call(call *c)
     double best = 1e9;
 
     c->run(c);
-    for (int i = 0; i < REPEATS; i++) {
+    for (int i = 0; i < c->b->repeats; i++) {
         const double start = kwk_bench_now();
         double spent;
         long calls = 0;
@@ -248,6 +247,10 @@ static void run_silu_mul(call *c)
 {
     ((kwk_silu_mul_fn *)c->fn)(c->b->y, c->b->x, c->b->z, c->n);
 }
+static void run_exp_diff(call *c)
+{
+    ((kwk_exp_diff_fn *)c->fn)(c->b->y, c->b->x, c->n, 1.0f);
+}
 static void run_argmax(call *c)
 {
     volatile int at = ((kwk_argmax_fn *)c->fn)(c->b->x, c->n);
@@ -307,6 +310,7 @@ static void bench_other(bench *b, const char *slot, const char *isa, void *fn)
         {"rmsnorm", "n 2048", run_rmsnorm, 0, LONG_ROW, LONG_ROW * 12, LONG_ROW * 4},
         {"rope", "32 heads of 64", run_rope, 0, LONG_ROW, LONG_ROW * 8, LONG_ROW * 3},
         {"silu_mul", "n 2048", run_silu_mul, 0, LONG_ROW, LONG_ROW * 12, LONG_ROW * 12},
+        {"exp_diff", "n 131072", run_exp_diff, 0, 131072, 131072 * 8, 131072 * 10},
         {"argmax", "n 131072", run_argmax, 0, 131072, 131072 * 4, 131072},
         {"kv_store_f32", "dim 64", run_kv_store, 0, 0, DIM * 16, 0},
         {"kv_store_f16", "dim 64", run_kv_store, 0, 0, DIM * 12, 0},
@@ -345,12 +349,8 @@ static kwk_format format_of(const char *slot)
     static const struct {
         const char *end;
         kwk_format format;
-    } ends[] = {{"_f32", KWK_F32},
-                {"_bf16", KWK_BF16},
-                {"_f16", KWK_F16},
-                {"_i8", KWK_I8},
-                {"_i6", KWK_I6},
-                {"_i4", KWK_I4}};
+    } ends[] = {{"_f32", KWK_F32}, {"_bf16", KWK_BF16}, {"_f16", KWK_F16},
+                {"_i8", KWK_I8},   {"_i6", KWK_I6},     {"_i4", KWK_I4}};
     const size_t n = strlen(slot);
 
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
@@ -417,9 +417,9 @@ static void *zeros(size_t bytes)
     return p;
 }
 
-int kwk_bench_kernels(int json)
+int kwk_bench_kernels(int json, int repeats)
 {
-    bench b = {.json = json};
+    bench b = {.json = json, .repeats = repeats};
     const size_t row = COLS + 16, rows = MAX_M;
     int rc;
 
@@ -443,12 +443,12 @@ int kwk_bench_kernels(int json)
         b.bandwidth = kwk_bench_read_bandwidth(1);
 #if KWK_ARCH_X86_64
         if (kwk_cpu_flags() & KWK_CPU_AVX2) {
-            b.peak_f32[0] = peak(kwk_peak_f32__avx2);
-            b.peak_i8[0] = peak(kwk_peak_i8__avx2);
+            b.peak_f32[0] = peak(kwk_peak_f32__avx2, repeats);
+            b.peak_i8[0] = peak(kwk_peak_i8__avx2, repeats);
         }
         if (kwk_cpu_flags() & KWK_CPU_AVX512) {
-            b.peak_f32[1] = peak(kwk_peak_f32__avx512);
-            b.peak_i8[1] = peak(kwk_peak_i8__avx512);
+            b.peak_f32[1] = peak(kwk_peak_f32__avx512, repeats);
+            b.peak_i8[1] = peak(kwk_peak_i8__avx512, repeats);
         }
 #endif
         if (!json) {

@@ -266,10 +266,10 @@ typedef struct kwk_history {
 KWK_API int kwk_sample(const kwk_sampling *s, const kwk_history *h, float *logits, int vocab,
                        int32_t *token, float *logprob, kwk_logprob *top, kwk_error *err);
 
-/* ---- the step -------------------------------------------------------------------------------------
- * One call takes a ragged batch of rows; rows of one sequence must follow each other in the order of
+/* ---- the step -----------------------------------------------------------------------------------
+ * One call takes a ragged batch of rows; rows of one sequence follow each other in the order of
  * their slots (row i takes slot length + i of its sequence). Logits of a row have the same bits
- * whatever else is in the batch, however the prompt was cut into steps, whatever the thread count.    */
+ * whatever else is in the batch, however the prompt was cut into steps, whatever the threads.      */
 
 typedef struct kwk_row {
     kwk_seq *seq;
@@ -326,8 +326,8 @@ KWK_API int kwk_step(kwk_model *m, kwk_step_args *args, kwk_error *err);
 /** KV blocks that these rows would have to allocate (to plan a batch): a count >= 0. */
 KWK_API int kwk_step_blocks(const kwk_model *m, const kwk_row *rows, int n_rows);
 
-/* ---- counters ---------------------------------------------------------------------------------------
- * For tests and metrics: what ran since the model was opened. Any thread; monotonic.                  */
+/* ---- counters -----------------------------------------------------------------------------------
+ * For tests and metrics: what ran since the model was opened. Any thread; monotonic.              */
 typedef struct kwk_counters {
     uint64_t steps, rows, max_rows; // max_rows: most rows of one step
     uint64_t gemv, small, gemm;     // calls of each matmul form, per matrix (not per thread)

@@ -4,71 +4,48 @@
  * tokens, alone, sixteen at once, and when the whole text is verified in one step.
  */
 #include <cjson/cJSON.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "engine/kwk.h"
 #include "tests/support/check.h"
+#include "tests/support/tiny_model.h"
 
-enum { MAX_IDS = 512, SEQS = 16 };
+enum { MAX_IDS = 257, SEQS = 16 };
 
-static char folder[1024];
+static char *folder;
 static int32_t ids[MAX_IDS];
 static int n_ids;
 static kwk_model *m;
 
-static void find_folder(void)
-{
-    const char *shared = getenv("KWK_SHARED"), *source = getenv("KWK_SOURCE_DIR");
-
-    if (shared)
-        snprintf(folder, sizeof folder, "%s/data/stories260K", shared);
-    else
-        snprintf(folder, sizeof folder, "%s/../shared/data/stories260K", source ? source : ".");
-}
-
 static void read_ids(void)
 {
-    char path[1100], text[16384];
-    FILE *f;
-
-    snprintf(path, sizeof path, "%s/greedy_from_bos_256.json", folder);
-    f = fopen(path, "r");
-    assert_non_null(f);
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
+    size_t n;
+    char *text = (char *)tiny_read(folder, "greedy_from_bos_256.json", &n);
     cJSON *list = cJSON_Parse(text), *item;
+
     assert_true(cJSON_IsArray(list));
+    assert_int_equal(cJSON_GetArraySize(list), 257);
     cJSON_ArrayForEach(item, list) ids[n_ids++] = item->valueint;
     cJSON_Delete(list);
-    assert_int_equal(n_ids, 257);
+    free(text);
 }
 
-/* The folder may be missing on a developer's machine, not in CI. */
-static int present(void)
-{
-    const char *ci = getenv("CI");
-
-    if (m || access(folder, R_OK) == 0)
-        return 1;
-    if (ci && !strcmp(ci, "true"))
-        fail_msg("%s is missing", folder);
-    return 0;
-}
-
-static void open_model(void)
+/* Opens the model the first time; 0: the folder is absent (and this is not CI). */
+static int open_model(void)
 {
     kwk_model_options o = KWK_MODEL_OPTIONS_INIT;
     kwk_error err = {0};
 
     if (m)
-        return;
+        return 1;
+    folder = tiny_shared("stories260K");
+    if (!folder)
+        return 0;
     read_ids();
     o.precision = "float32";
     if (kwk_model_open(&m, folder, &o, &err) != KWK_OK)
         fail_msg("%s", err.msg);
+    return 1;
 }
 
 static void generate(int n_seqs)
@@ -97,9 +74,8 @@ static void generate(int n_seqs)
 
 static void greedy_from_bos_gives_the_published_tokens(void **state)
 {
-    if (!present())
-        check_skip("needs ../shared/data");
-    open_model();
+    if (!open_model())
+        check_skip("no ../shared/data");
     generate(1);
 }
 
@@ -107,9 +83,8 @@ static void sixteen_sequences_at_once_give_them_too(void **state)
 {
     kwk_counters c;
 
-    if (!present())
-        check_skip("needs ../shared/data");
-    open_model();
+    if (!open_model())
+        check_skip("no ../shared/data");
     generate(SEQS);
     kwk_model_counters(m, &c);
     assert_int_equal(c.max_rows, SEQS);
@@ -122,9 +97,8 @@ static void the_whole_text_is_verified_in_one_step(void **state)
     kwk_step_args a = {.size = sizeof a, .rows = rows};
     kwk_seq *s = NULL;
 
-    if (!present())
-        check_skip("needs ../shared/data");
-    open_model();
+    if (!open_model())
+        check_skip("no ../shared/data");
     assert_int_equal(kwk_seq_new(&s, m, NULL), KWK_OK);
     for (int i = 0; i < n_ids - 1; i++)
         rows[i] = (kwk_row){.seq = s, .token = ids[i], .position = i, .sampling = &greedy};
@@ -138,6 +112,7 @@ static void the_whole_text_is_verified_in_one_step(void **state)
 static int teardown(void **state)
 {
     kwk_model_free(m);
+    free(folder);
     return 0;
 }
 
@@ -149,6 +124,5 @@ int main(void)
         cmocka_unit_test(the_whole_text_is_verified_in_one_step),
     };
 
-    find_folder();
     return cmocka_run_group_tests(tests, NULL, teardown);
 }
