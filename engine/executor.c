@@ -15,6 +15,8 @@
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -94,6 +96,10 @@ int kwk_set_threads(int n, kwk_error *err)
 static void place_thread(int id, int n)
 {
     const cpu_set_t *set = n == ex.cores.n ? &ex.cores.core[id] : &ex.cores.all;
+    char name[16]; // as long as Linux allows
+
+    snprintf(name, sizeof name, "kwk-team-%d", id);
+    (void)pthread_setname_np(pthread_self(), name);
 
     if (n > 1 && CPU_COUNT(set) > 0)
         (void)sched_setaffinity(0, sizeof *set, set);
@@ -211,15 +217,27 @@ static void *executor_main(void *arg)
 
 static int start_executor(kwk_error *err) // with the lock
 {
+    sigset_t all, before;
     pthread_attr_t attr;
     pthread_t thread;
     int rc;
 
     if (ex.started)
         return KWK_OK;
+    /* The host's signal handlers run on the host's threads; faults and profilers excepted. */
+    sigfillset(&all);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    sigdelset(&all, SIGABRT);
+    sigdelset(&all, SIGTRAP);
+    sigdelset(&all, SIGPROF);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // the team inherits it
     rc = pthread_create(&thread, &attr, executor_main, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attr);
     if (rc)
         return kwk_fail(err, KWK_ENOMEM, "the executor thread cannot be started: %s", strerror(rc));

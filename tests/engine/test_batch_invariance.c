@@ -351,6 +351,11 @@ static void int8_logits_do_not_depend_on_the_company(void **state)
     check_precision(KWK_I8, 16, "int8");
 }
 
+static void int6_logits_do_not_depend_on_the_company(void **state)
+{
+    check_precision(KWK_I6, 16, "int6");
+}
+
 static void int4_logits_do_not_depend_on_the_company(void **state)
 {
     check_precision(KWK_I4, 16, "int4");
@@ -389,6 +394,7 @@ int main(void)
         cmocka_unit_test(f16_logits_do_not_depend_on_the_company),
         cmocka_unit_test(bf16_logits_do_not_depend_on_the_company),
         cmocka_unit_test(int8_logits_do_not_depend_on_the_company),
+        cmocka_unit_test(int6_logits_do_not_depend_on_the_company),
         cmocka_unit_test(int4_logits_do_not_depend_on_the_company),
         cmocka_unit_test(every_form_took_part),
     };

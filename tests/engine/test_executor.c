@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -230,6 +231,29 @@ static void the_callers_affinity_stays_its_own(void **state)
     assert_true(CPU_EQUAL(&before, &after));
 }
 
+static atomic_int signals_here, signals_elsewhere;
+static pthread_t host;
+
+static void on_signal(int number)
+{
+    atomic_fetch_add(pthread_equal(pthread_self(), host) ? &signals_here : &signals_elsewhere, 1);
+}
+
+static void the_hosts_signals_are_not_handled_by_the_team(void **state)
+{
+    probe p = {0};
+
+    host = pthread_self();
+    assert_true(signal(SIGUSR1, on_signal) != SIG_ERR);
+    assert_int_equal(kwk_set_threads(2, NULL), KWK_OK);
+    assert_int_equal(run_probe(&p, NULL), KWK_OK);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(kill(getpid(), SIGUSR1), 0);
+    assert_true(atomic_load(&signals_here) > 0);
+    assert_int_equal(atomic_load(&signals_elsewhere), 0);
+    assert_true(signal(SIGUSR1, SIG_DFL) != SIG_ERR);
+}
+
 /* In a child: exit status 0 when its own steps work. */
 static int use_in_child(void)
 {
@@ -381,6 +405,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_long_parallel_for_gives_way_to_other_jobs),
         cmocka_unit_test(an_idle_team_uses_no_cpu),
         cmocka_unit_test(the_callers_affinity_stays_its_own),
+        cmocka_unit_test(the_hosts_signals_are_not_handled_by_the_team),
         cmocka_unit_test(fork_in_mid_use_leaves_parent_and_child_working),
         cmocka_unit_test(a_thread_limit_of_the_openmp_runtime_is_obeyed),
         cmocka_unit_test(dynamic_adjustment_of_the_openmp_runtime_is_survived),

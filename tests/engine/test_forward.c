@@ -147,7 +147,7 @@ static void float_models_agree_with_float64(void **state)
 
 static void integer_models_agree_with_float64_up_to_a_rounding(void **state)
 {
-    const kwk_format formats[] = {KWK_I8, KWK_I4};
+    const kwk_format formats[] = {KWK_I8, KWK_I6, KWK_I4};
 
     for (size_t f = 0; f < CHECK_COUNT(formats); f++) {
         hand_config c = llama;
