@@ -48,8 +48,7 @@ static int hex4(const char *p)
     return v;
 }
 
-/* Length of the well-formed UTF-8 sequence at p (n bytes left), 0: none. */
-static size_t utf8(const uint8_t *p, size_t n)
+size_t kwk_utf8(const uint8_t *p, size_t n)
 {
     const uint8_t c = p[0];
     const size_t len = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
@@ -110,7 +109,7 @@ static int string(kwk_json_scan *s, kwk_json_kind kind, kwk_error *err)
                 return KWK_EFORMAT;
             continue;
         }
-        const size_t len = utf8((const uint8_t *)s->text + s->pos, s->n - s->pos);
+        const size_t len = kwk_utf8((const uint8_t *)s->text + s->pos, s->n - s->pos);
         if (!len)
             return bad(s, "invalid UTF-8", err);
         s->pos += len;

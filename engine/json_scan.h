@@ -59,4 +59,7 @@ size_t kwk_json_unescape(const kwk_json_scan *s, char *out);
 /* The current number as an integer of lo..hi; 0 and *v unchanged when it is none. */
 int kwk_json_scan_int(const kwk_json_scan *s, int64_t lo, int64_t hi, int64_t *v);
 
+/* Length of the well-formed UTF-8 character at p (n >= 1 bytes left), 0: there is none. */
+size_t kwk_utf8(const uint8_t *p, size_t n);
+
 #endif

@@ -164,7 +164,7 @@ static int from_pack(kwk_model **out, int fd, uint64_t size, const kwk_model_opt
 
 /* ---- opening ------------------------------------------------------------------------------------ */
 
-typedef enum file_kind { A_DIRECTORY, A_PACK } file_kind;
+typedef enum file_kind { A_DIRECTORY, A_GGUF, A_PACK } file_kind;
 
 /* What a path is; files are left open in *fd. */
 static int identify(const char *path, file_kind *kind, int *fd, uint64_t *size, kwk_error *err)
@@ -189,8 +189,7 @@ static int identify(const char *path, file_kind *kind, int *fd, uint64_t *size, 
     if (!memcmp(magic, KWK_PACK_MAGIC, sizeof magic)) {
         *kind = A_PACK;
     } else if (!memcmp(magic, "GGUF", 4)) {
-        close(*fd);
-        return kwk_fail(err, KWK_EUNSUPPORTED, "%s: GGUF files are not read yet", path);
+        *kind = A_GGUF;
     } else {
         close(*fd);
         return kwk_fail(err, KWK_EFORMAT, "%s: neither a GGUF file nor a packed model", path);
@@ -217,7 +216,8 @@ int kwk_model_open(kwk_model **out, const char *path, const kwk_model_options *o
         close(fd);
         return rc;
     }
-    rc = kwk_source_open_dir(&s, path, err);
+    rc = kind == A_DIRECTORY ? kwk_source_open_dir(&s, path, err)
+                             : kwk_source_open_gguf(&s, path, fd, size, err);
     return rc ? rc : from_source(out, &s, &o, err);
 }
 
@@ -377,9 +377,11 @@ int kwk_source_tokenizer(const char *path, char **json, char **chat_template, kw
         return rc;
     if (kind == A_DIRECTORY) {
         rc = kwk_source_dir_tokenizer(path, &t, err);
-    } else {
+    } else if (kind == A_PACK) {
         rc = pack_tokenizer(&t, fd, size, err);
         close(fd);
+    } else {
+        rc = kwk_source_gguf_tokenizer(path, fd, size, &t, err);
     }
     if (!rc && !t.json)
         rc = kwk_fail(err, KWK_ENOENT, "%s: no tokenizer", path);

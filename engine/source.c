@@ -129,9 +129,37 @@ size_t kwk_source_scratch(const kwk_src_tensor *t, int n_rows)
 {
     if (!t->type || t->data)
         return 0;
+    if (t->n_dims == 1 && t->interleaved)
+        return (size_t)row_bytes(t) + (size_t)kwk_src_cols(t) * sizeof(float);
     /* n rows touch at most n + 2 (heads - 1) stored ones. */
     const int64_t rows = n_rows + (t->interleaved ? 2 * (int64_t)(t->interleaved - 1) : 0);
     return (size_t)(row_bytes(t) * (uint64_t)rows);
+}
+
+/* Row p * half + j of a head is stored as 2 j + p. */
+static int64_t stored_row(const kwk_src_tensor *t, int64_t row)
+{
+    if (!t->interleaved)
+        return row;
+    const int64_t in_head = row % t->interleaved, half = t->interleaved / 2;
+    return row - in_head + 2 * (in_head % half) + in_head / half;
+}
+
+/* A bias of interleaved heads: its elements are the rows. */
+static int read_interleaved_vector(const kwk_source *s, const kwk_src_tensor *t, float *dst,
+                                   uint8_t *scratch, kwk_error *err)
+{
+    const size_t bytes = (size_t)row_bytes(t), n = (size_t)kwk_src_cols(t);
+    uint8_t *stored = scratch + bytes; // unaligned floats
+    const int rc = kwk_file_read(t->fd, scratch, bytes, t->offset, s->what, err);
+
+    if (rc < 0)
+        return rc;
+    t->type->decode(dst, scratch, n);
+    memcpy(stored, dst, n * sizeof *dst);
+    for (size_t i = 0; i < n; i++)
+        memcpy(&dst[i], stored + (size_t)stored_row(t, (int64_t)i) * sizeof *dst, sizeof *dst);
+    return KWK_OK;
 }
 
 int kwk_source_read(const kwk_source *s, const kwk_src_tensor *t, int64_t row0, int n_rows,
@@ -144,6 +172,8 @@ int kwk_source_read(const kwk_source *s, const kwk_src_tensor *t, int64_t row0, 
         return kwk_fail(err, KWK_EUNSUPPORTED, "%s: tensor '%s' has the type %s, which is not read",
                         s->what, t->name, t->type_name);
     assert(row0 >= 0 && n_rows >= 0 && row0 + n_rows <= kwk_src_rows(t));
+    if (t->n_dims == 1 && t->interleaved)
+        return read_interleaved_vector(s, t, dst, scratch, err);
     const uint64_t stride = row_bytes(t);
     stored_range(t, row0, n_rows, &first, &end);
     if (t->data) {
@@ -156,11 +186,7 @@ int kwk_source_read(const kwk_source *s, const kwk_src_tensor *t, int64_t row0, 
         raw = scratch;
     }
     for (int i = 0; i < n_rows; i++) {
-        int64_t row = row0 + i;
-        if (t->interleaved) { // row p * half + j of a head is stored as 2 j + p
-            const int64_t in_head = row % t->interleaved, half = t->interleaved / 2;
-            row += 2 * (in_head % half) + in_head / half - in_head;
-        }
+        const int64_t row = stored_row(t, row0 + i);
         t->type->decode(dst + (size_t)i * ld, raw + stride * (uint64_t)(row - first),
                         (size_t)kwk_src_cols(t));
     }

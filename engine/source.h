@@ -58,8 +58,10 @@ int kwk_source_open_memory(kwk_source *s, const char *config, size_t n,
                            const kwk_tensor_view *tensors, int n_tensors, kwk_error *err);
 void kwk_source_close(kwk_source *s); // a zeroed source is closed
 
-/* Tokenizer alone, without touching the weights. KWK_ENOENT: none. */
+/* Tokenizer and chat template alone, whatever the model; what there is none of stays NULL. */
 int kwk_source_dir_tokenizer(const char *path, kwk_tokenizer *out, kwk_error *err);
+int kwk_source_gguf_tokenizer(const char *path, int fd, uint64_t size, kwk_tokenizer *out,
+                              kwk_error *err); // takes fd
 
 /* Tensor by name, or NULL. */
 const kwk_src_tensor *kwk_source_find(const kwk_source *s, const char *name);

@@ -277,6 +277,11 @@ static size_t metaspace(uint8_t *text, size_t n, int byte_fallback)
     return out;
 }
 
+size_t kwk_token_decode(uint8_t *text, size_t n, kwk_token_kind kind, int raw_bytes)
+{
+    return kind == KWK_TOKEN_BYTES ? byte_level(text, n) : metaspace(text, n, raw_bytes);
+}
+
 int kwk_tokenizer_bytes(kwk_tokenizer *t, const char *json, size_t n, kwk_error *err)
 {
     vocabulary v = {0};
@@ -310,8 +315,9 @@ int kwk_tokenizer_bytes(kwk_tokenizer *t, const char *json, size_t n, kwk_error 
         const kwk_json_scan s = {.text = json, .begin = v.spans[id].begin, .end = v.spans[id].end};
         size_t len = kwk_json_unescape(&s, (char *)bytes + total);
         if (!v.spans[id].added)
-            len = v.byte_level ? byte_level(bytes + total, len)
-                               : metaspace(bytes + total, len, v.byte_fallback);
+            len = kwk_token_decode(bytes + total, len,
+                                   v.byte_level ? KWK_TOKEN_BYTES : KWK_TOKEN_SPACES,
+                                   v.byte_fallback);
         offset[id] = (uint32_t)total;
         total += len;
     }

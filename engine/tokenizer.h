@@ -43,6 +43,12 @@ int kwk_tokenizer_bytes(kwk_tokenizer *t, const char *json, size_t n, kwk_error 
  * of named ones. */
 int kwk_tokenizer_template(char **out, const char *json, size_t n, kwk_error *err);
 
+/* What a token's text stands for, in place; returns the number of bytes. The text is UTF-8.
+ * KWK_TOKEN_BYTES: byte-level BPE's alphabet. KWK_TOKEN_SPACES: U+2581 is a blank; with raw_bytes,
+ * a text like <0x41> is that byte. */
+typedef enum kwk_token_kind { KWK_TOKEN_BYTES, KWK_TOKEN_SPACES } kwk_token_kind;
+size_t kwk_token_decode(uint8_t *text, size_t n, kwk_token_kind kind, int raw_bytes);
+
 /* The byte that a character of byte-level BPE's alphabet stands for, or -1. */
 int kwk_byte_level(uint32_t code_point);
 
