@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the AVX2 products of I8 and I4 share: steps on 8 rows, one per 32-bit lane. Only for files
- * compiled with -mavx2 -mfma -mf16c.
+ * What the AVX2 products of the integer formats share: steps on 8 rows, one per 32-bit lane. Only
+ * for files compiled with -mavx2 -mfma -mf16c.
  *
  * vpmaddubsw multiplies unsigned by signed bytes and adds two products in int16, which must not
- * saturate: grid values of I4 are 7-bit, and I8 multiplies |w| by x with the sign of w.
+ * saturate: codes of I6 are 6-bit, grid values of I4 7-bit, and I8 multiplies |w| by x with the
+ * sign of w.
  */
 #ifndef KWK_KERNELS_INT_AVX2_H
 #define KWK_KERNELS_INT_AVX2_H
@@ -15,8 +16,6 @@
 #include "kernels/kernels.h"
 
 #define KWK_INLINE static inline __attribute__((always_inline))
-
-enum { KWK_RUN_TOKENS = 4 }; // of gemm: their sums for 16 rows fill half the registers
 
 KWK_INLINE __m256i kwk_load32(const void *p)
 {
@@ -31,14 +30,17 @@ KWK_INLINE __m256i kwk_bytes4(const int8_t *x)
     return _mm256_set1_epi32(v);
 }
 
-/* acc += per lane (8 rows) a 4-product of unsigned u and signed x, times the int16 pair by. In asm
- * so that the compiler accumulates in place: GCC 12 regroups the sums and spills them. */
+/* In asm so that the compiler accumulates in place: GCC 12 regroups the sums and spills them. */
+KWK_INLINE __m256i kwk_add_in_place(__m256i acc, __m256i v)
+{
+    __asm__("vpaddd %1, %0, %0" : "+x"(acc) : "x"(v));
+    return acc;
+}
+
+/* acc += per lane (8 rows) a 4-product of unsigned u and signed x, times the int16 pair by. */
 KWK_INLINE __m256i kwk_dot4(__m256i acc, __m256i u, __m256i x, __m256i by)
 {
-    const __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), by);
-
-    __asm__("vpaddd %1, %0, %0" : "+x"(acc) : "x"(p));
-    return acc;
+    return kwk_add_in_place(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), by));
 }
 
 /* The fp16 scales of 8 rows of a superblock. */

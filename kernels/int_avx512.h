@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the AVX-512 products of I8 and I4 share: steps on 16 rows, one per 32-bit lane, and the
- * block of 32 rows and a few tokens that gemm is made of. Only for files compiled with the AVX-512
- * flags of CMakeLists.txt.
+ * What the AVX-512 products of the integer formats share: steps on 16 rows, one per 32-bit lane,
+ * and the block of 32 rows and a few tokens that gemm is made of. Only for files compiled with the
+ * AVX-512 flags of CMakeLists.txt.
  *
  * vpdpbusd multiplies unsigned weights by signed activations, so weights carry an offset; the
  * accumulator starts at minus offset times the sum of the activations.

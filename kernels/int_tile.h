@@ -17,10 +17,16 @@ enum {
     KWK_I4_SUPER_BYTES = 32 + KWK_SUPER_GROUPS * (16 + 256), // of a full superblock
 };
 
+/* Bytes of the codes of a group. */
+static inline int kwk_group_bytes(kwk_format format)
+{
+    return format == KWK_I8 ? 512 : format == KWK_I6 ? 384 : 256;
+}
+
 /* Bytes of a superblock of n groups. */
 static inline size_t kwk_super_bytes(kwk_format format, int n)
 {
-    return 32 + (size_t)n * (format == KWK_I8 ? 512 : format == KWK_I6 ? 16 + 384 : 16 + 256);
+    return 32 + (size_t)n * (size_t)((format == KWK_I8 ? 0 : 16) + kwk_group_bytes(format));
 }
 
 /* Panel 0 or 1 of a tile. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Packing and gather of I8, I6 and I4: the layout, byte by byte as kernels.h describes it, the
- * error of the search against figures and bounds, hostile values, and that nothing but the tile is
- * written.
+ * Packing and gather of I8, I6 and I4 (pack.c, pack_i8.c, pack_i6.c, pack_i4.c): the layout, byte
+ * by byte as kernels.h describes it, the error of the search against figures and bounds, hostile
+ * values, and that nothing but the tile is written.
  */
 #include "tests/support/check.h"
 
