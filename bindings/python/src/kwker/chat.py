@@ -43,10 +43,20 @@ def prompt_ids(tokenizer, args) -> list[int]:
 
 
 def facts(client, name) -> dict:
-    """What the daemon knows of the model: its special token ids."""
-    models = client.models()
-    named = [m for m in models if m["name"] == name] if name else models[:1]
-    return named[0] if named else {}
+    """What the daemon knows of the model, once it is loaded: its special token ids."""
+    shown = False
+    while True:
+        models = client.models()
+        named = [m for m in models if m["name"] == name] if name else models[:1]
+        info = named[0] if named else {}
+        loading = info.get("state") == "loading"
+        if sys.stderr.isatty() and (loading or shown):
+            part = f"{info.get('progress', 0):.0%}" if loading else ""
+            sys.stderr.write(f"\r\x1b[Kloading the model {part}" if loading else "\r\x1b[K")
+            shown = loading
+        if not loading:
+            return info  # a failed load is reported by the request that follows
+        time.sleep(0.05)
 
 
 def show(text: str) -> None:
