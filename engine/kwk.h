@@ -88,7 +88,8 @@ typedef struct kwk_model_options {
  *         KWK_ENOENT       no such file
  *         KWK_EFORMAT      damaged file (the message says where)
  *         KWK_EUNSUPPORTED unknown model type, config key or tensor type, named in the message
- *         KWK_EINVAL       bad option      KWK_ENOMEM  memory      KWK_EIO  read error
+ *         KWK_EINVAL       bad option, or a weight beyond f16's range
+ *         KWK_ENOMEM  memory      KWK_EIO  read error      KWK_EPERM  no right to read it
  *         KWK_ECANCELED    the progress callback said so
  */
 KWK_API int kwk_model_open(kwk_model **out, const char *path, const kwk_model_options *opts,
@@ -118,7 +119,8 @@ KWK_API int kwk_model_open_memory(kwk_model **out, const char *config_json, size
                                   const kwk_tensor_view *tensors, int n_tensors,
                                   const kwk_model_options *opts, kwk_error *err);
 
-/** NULL when the config can run, else KWK_EUNSUPPORTED with the reason in err. Reads no weights. */
+/** KWK_OK when a model of this config can run; KWK_EUNSUPPORTED with the reason in err; KWK_EFORMAT
+ *  no JSON, or a required key is missing. Reads no weights. */
 KWK_API int kwk_config_check(const char *config_json, size_t n, kwk_error *err);
 
 KWK_API kwk_model *kwk_model_retain(kwk_model *m); // returns m; NULL stays NULL

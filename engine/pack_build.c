@@ -4,6 +4,7 @@
  * converted one after the other, each by tiles on all cores. Only a few tiles per thread are in
  * memory beside the image. Loading thread; tiles run on the executor's team.
  */
+#include <float.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -441,6 +442,19 @@ static int pack_vector(builder *b, int i, kwk_error *err)
     return rc;
 }
 
+/* What the caller says about the columns of a matrix: NULL, or cols numbers that a packer can use. */
+static int ask_importance(const builder *b, sweep *s, kwk_error *err)
+{
+    if (!b->opts->importance)
+        return KWK_OK;
+    s->importance = b->opts->importance(b->opts->importance_arg, s->tensor->name, s->mat->cols);
+    for (int i = 0; s->importance && i < s->mat->cols; i++)
+        if (!(s->importance[i] >= 0 && s->importance[i] <= FLT_MAX))
+            return kwk_fail(err, KWK_EINVAL, "importance of column %d of '%s' is %g", i,
+                            s->tensor->name, (double)s->importance[i]);
+    return KWK_OK;
+}
+
 static int pack_matrix(builder *b, int i, sweep *s, kwk_error *err)
 {
     kwk_pack_tensor *t = &b->table[i];
@@ -462,8 +476,8 @@ static int pack_matrix(builder *b, int i, sweep *s, kwk_error *err)
     } else if (kwk_format_is_int(mat.format)) {
         rc = run_sweep(b, s, FIND_AMAX, 0, &amax, &inexact, err);
         mat.exponent = kwk_pack_exponent(mat.format, kwk_bits_f32(amax));
-        if (!rc && b->opts->importance)
-            s->importance = b->opts->importance(b->opts->importance_arg, s->tensor->name, mat.cols);
+        if (!rc)
+            rc = ask_importance(b, s, err);
     }
     if (rc < 0)
         return rc;

@@ -332,6 +332,31 @@ static void importance_is_asked_for_every_matrix_and_changes_the_bits(void **sta
     tiny_model_free(t);
 }
 
+static void importance_that_is_no_weight_is_refused(void **state)
+{
+    static const float bad[] = {-1, NAN, INFINITY};
+    tiny_options o = TINY_OPTIONS;
+    kwk_model_options opts = KWK_MODEL_OPTIONS_INIT;
+    tiny_model *t = tiny_model_new(&o);
+    kwk_model *m = NULL;
+    kwk_error err;
+
+    opts.precision = "int8";
+    opts.importance = importance;
+    for (size_t i = 0; i < CHECK_COUNT(bad); i++) {
+        float values[40] = {0};
+        importance_log log = {.values = values};
+        values[39] = bad[i];
+        opts.importance_arg = &log;
+        assert_int_equal(kwk_model_open_memory(&m, t->config, strlen(t->config), t->views,
+                                               t->n_tensors, &opts, &err), KWK_EINVAL);
+        assert_null(m);
+        assert_non_null(strstr(err.msg, "importance of column 39 of "
+                                        "'model.layers.0.self_attn.q_proj.weight' is "));
+    }
+    tiny_model_free(t);
+}
+
 typedef struct progress_log {
     int calls, stop_at;
     uint64_t last, total;
@@ -445,6 +470,84 @@ static void bad_options_and_bad_tensors_are_named(void **state)
             "model: tensor 'model.norm.weight' holds a value that is not finite");
     tiny_model_free(t);
 }
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+#ifndef __SANITIZE_ADDRESS__ // whose own memory would be counted
+static uint64_t status_kb(const char *field)
+{
+    char line[256];
+    uint64_t kb = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f))
+        if (!strncmp(line, field, strlen(field)))
+            kb = strtoull(line + strlen(field) + 1, NULL, 10);
+    fclose(f);
+    assert_true(kb > 0);
+    return kb;
+}
+
+/* 200 MB of float32 (a sparse file of zeros) become 50 MB of int8. */
+static void loading_takes_the_packed_size_and_64_mib(void **state)
+{
+    tiny_options o = TINY_OPTIONS;
+    kwk_model_options opts = KWK_MODEL_OPTIONS_INIT;
+    char *dir = tiny_dir_new(), *path = tiny_path(dir, "model.safetensors");
+    kwk_model *m;
+    kwk_error err;
+
+    o.layers = 1;
+    tiny_model *t = tiny_model_new(&o); // for its names and its form
+    size_t n = 0, at = 0;
+    char *head = calloc(1, 8192);
+    assert_non_null(head);
+    n += (size_t)sprintf(head + 8, "{");
+    for (int i = 0; i < t->n_tensors; i++) {
+        const tiny_tensor *x = &t->tensors[i];
+        int64_t dims[2] = {x->shape[0], x->n_dims == 2 ? x->shape[1] : 1};
+        for (int d = 0; d < 2; d++) // 40 hidden or 40 of q, 20 of k and v, 37 inter, 99 vocabulary
+            dims[d] = dims[d] == 40 ? 1024 : dims[d] == 20 ? 512 : dims[d] == 37 ? 15000 : dims[d];
+        const size_t bytes = (size_t)(dims[0] * dims[1]) * 4;
+        n += (size_t)sprintf(head + 8 + n, "%s\"%s\": {\"dtype\": \"F32\", \"shape\": [%d",
+                             i ? ", " : "", x->name, (int)dims[0]);
+        if (x->n_dims == 2)
+            n += (size_t)sprintf(head + 8 + n, ", %d", (int)dims[1]);
+        n += (size_t)sprintf(head + 8 + n, "], \"data_offsets\": [%zu, %zu]}", at, at + bytes);
+        at += bytes;
+    }
+    n += (size_t)sprintf(head + 8 + n, "}");
+    head[0] = (char)n;
+    head[1] = (char)(n >> 8);
+    tiny_write(dir, "model.safetensors", head, 8 + n);
+    assert_int_equal(truncate(path, (off_t)(8 + n + at)), 0);
+    assert_true(at > 180 << 20);
+    tiny_model_free(t);
+    char config[512];
+    snprintf(config, sizeof config,
+             "{\"model_type\": \"llama\", \"vocab_size\": 99, \"hidden_size\": 1024, "
+             "\"intermediate_size\": 15000, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+             "\"num_key_value_heads\": 2, \"tie_word_embeddings\": true}");
+    tiny_write(dir, "config.json", config, strlen(config));
+
+    opts.precision = "int8";
+    opts.kv_bytes = 1 << 20;
+    FILE *f = fopen("/proc/self/clear_refs", "w"); // resets the peak
+    assert_non_null(f);
+    fputs("5", f);
+    fclose(f);
+    const uint64_t before = status_kb("VmRSS:");
+    if (kwk_model_open(&m, dir, &opts, &err) < 0)
+        fail_msg("%s", err.msg);
+    const uint64_t peak = status_kb("VmHWM:");
+    assert_true((peak - before) * 1024 < m->image.size + (64 << 20));
+    kwk_model_free(m);
+    free(head);
+    free(path);
+    tiny_dir_free(dir);
+}
+#endif
 
 /* ---- images from outside ------------------------------------------------------------------------ */
 
@@ -638,8 +741,12 @@ int main(void)
         cmocka_unit_test(integer_formats_are_near_and_int4_keeps_its_sensitive_tensors),
         cmocka_unit_test(packing_does_not_depend_on_the_number_of_threads),
         cmocka_unit_test(importance_is_asked_for_every_matrix_and_changes_the_bits),
+        cmocka_unit_test(importance_that_is_no_weight_is_refused),
         cmocka_unit_test(progress_grows_to_the_end_and_may_cancel_at_any_call),
         cmocka_unit_test(bad_options_and_bad_tensors_are_named),
+#ifndef __SANITIZE_ADDRESS__
+        cmocka_unit_test(loading_takes_the_packed_size_and_64_mib),
+#endif
         cmocka_unit_test(every_flipped_bit_of_a_pack_is_noticed),
         cmocka_unit_test(every_truncation_and_extension_is_noticed),
         cmocka_unit_test(forged_headers_and_tables_with_right_sums_are_survived),
