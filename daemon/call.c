@@ -9,11 +9,8 @@
 
 static int dispatch(kwkd_call *call, kwk_error *err)
 {
-    static const struct {
-        kwkd_handler *run;
-        int session;
-    } handlers[KWK_OP_END] = {
-#define KWK_REQUEST(name, session) [KWK_OP_##name] = {kwkd_req_##name, session},
+    static kwkd_handler *const handlers[KWK_OP_END] = {
+#define KWK_REQUEST(name, session) [KWK_OP_##name] = kwkd_req_##name,
 #include "proto/requests.inc"
 #undef KWK_REQUEST
     };
@@ -22,15 +19,13 @@ static int dispatch(kwkd_call *call, kwk_error *err)
     int rc;
 
     kwkd_count(&d->metrics.requests[op], 1);
-    if (call->request.has_session) {
+    if (call->request.has_session) { // it is given where the operation needs one: the codec's duty
         rc = kwkd_session_find(&call->session, &d->sessions, call->request.session, call->uid,
                                call->pid, err);
         if (rc < 0)
             return rc;
-    } else if (handlers[op].session) {
-        return kwk_fail(err, KWK_EINVAL, "session is required");
     }
-    return handlers[op].run(d, call, err);
+    return handlers[op](d, call, err);
 }
 
 void kwkd_call_run(kwkd_call *call, const void *data, size_t n)

@@ -382,11 +382,15 @@ static void welcome(kwkd_door *d, int fd)
         d->conns->prev = c;
     d->conns = c;
     d->n_strangers++;
+    socket_ready(&c->socket); // the hello, or the end, is often there already
     return;
 refuse:
     kwkd_count(&d->o.metrics->sessions_refused, 1);
     if (err.code)
         send_error(fd, &err);
+    // an unread hello would turn our close into a reset, and that would eat the reason
+    while (recv(fd, d->packet, sizeof d->packet, MSG_DONTWAIT) > 0)
+        ;
     if (c) {
         kwkd_loop_remove(d->o.loop, &c->socket);
         if (c->pidfd >= 0)

@@ -11,8 +11,6 @@ int kwkd_req_cancel(struct kwkd *d, kwkd_call *call, kwk_error *err)
     kwk_map m;
     int n;
 
-    if (req->has_stream && !call->session)
-        return kwk_fail(err, KWK_EINVAL, "stream needs its session");
     if (!req->has_stream && !req->request_id)
         return kwk_fail(err, KWK_EINVAL, "stream or request_id is required");
     n = kwkd_scheduler_cancel(d->scheduler, req->has_stream ? call->session : NULL, req->stream,

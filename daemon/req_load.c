@@ -41,11 +41,6 @@ int kwkd_req_load(struct kwkd *d, kwkd_call *call, kwk_error *err)
 
     if (!req->path == !req->pack)
         return kwk_fail(err, KWK_EINVAL, "one of path and pack is required");
-    if (req->mix_bits < 0 || req->max_ctx < 0)
-        return kwk_fail(err, KWK_EINVAL, "mix_bits is %d, max_ctx %d; both must be 0 or more",
-                        req->mix_bits, req->max_ctx);
-    if (req->pack && !call->session)
-        return kwk_fail(err, KWK_EINVAL, "pack needs the session that handed it over");
     if (req->wait)
         rc = kwkd_call_keep(call, err);
     if (rc == KWK_OK && req->pack)
