@@ -154,3 +154,29 @@ def test_keys_and_values_of_a_cache_in_the_daemon_can_be_read(daemon):
 def test_no_daemon_there_is_an_error_before_anything_is_packed(tmp_path):
     with pytest.raises(FileNotFoundError):
         KwkDecoder(shared_model("llama"), max_cache_len=64, daemon=str(tmp_path))
+
+
+def test_true_means_the_machines_daemon(daemon, decoders, monkeypatch):
+    monkeypatch.setenv("KWKER_DAEMON", daemon.dir)
+    dec = KwkDecoder(shared_model("llama"), max_cache_len=128, daemon=True)
+    kwargs = dict(max_new_tokens=9)
+    assert torch.equal(dec.generate(PROMPT, **kwargs), decoders[0].generate(PROMPT, **kwargs))
+
+
+def test_a_forked_child_opens_a_session_of_its_own(decoders):
+    dec = decoders[1]
+    kwargs = dict(max_new_tokens=20, eos_token_id=None)
+    want = dec.generate(PROMPT, **kwargs)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if torch.equal(dec.generate(PROMPT, **kwargs), want) else 1)
+    assert torch.equal(dec.generate(PROMPT, **kwargs), want)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_context_longer_than_the_models_own_is_loaded_apart(daemon):
+    dec = KwkDecoder(shared_model("qwen2"), max_cache_len=600, daemon=daemon.dir)
+    here = KwkDecoder(shared_model("qwen2"), max_cache_len=600)
+    ids = torch.arange(540)[None] % 101
+    kwargs = dict(max_new_tokens=20, eos_token_id=None)
+    assert torch.equal(dec.generate(ids, **kwargs), here.generate(ids, **kwargs))

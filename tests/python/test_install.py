@@ -10,7 +10,12 @@ import threading
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LlamaForCausalLM,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from kwker.decode import install, uninstall
 from models import BATCH, MASK, PROMPT, fresh
@@ -97,6 +102,18 @@ def test_calls_it_cannot_take_run_on_the_models_own_forward_and_say_why(pair, kw
     _, why = both(pair, PROMPT, **({"max_new_tokens": 8} | kwargs))
     assert why == reason
     assert both(pair, PROMPT, max_new_tokens=8)[1] is None, "the next call is native again"
+
+
+def test_a_prefill_that_falls_back_is_not_run_twice(pair):
+    model, twin = pair
+    calls = []
+    handle = twin.model.register_forward_pre_hook(lambda *a: calls.append(1))
+    caches = [StaticCache(config=twin.config, max_cache_len=40) for _ in pair]
+    outs = [m.generate(PROMPT, max_new_tokens=8, cache=c) for m, c in zip(pair, caches)]
+    handle.remove()
+    assert torch.equal(*outs) and model._kwker_fallback == "the cache is a StaticCache"
+    assert caches[0].get_seq_length() == caches[1].get_seq_length() == 12
+    assert len(calls) == outs[1].shape[1] - 5
 
 
 def test_a_call_of_exactly_max_cache_len_is_native(pair):

@@ -3,9 +3,12 @@
 sequences are guarded, signals end a wait."""
 
 import array
+import ast
 import json
 import os
+import pathlib
 import signal
+import sys
 import threading
 import time
 
@@ -320,3 +323,48 @@ def test_ctrl_c_ends_a_long_prompt_within_a_second(model):
             seq.truncate(0)
     assert time.monotonic() - began < 5
     assert run(model, model.seq(), [1]).shape == (1, 99)
+
+
+def test_the_type_stubs_name_what_there_is():
+    stubs = ast.parse((pathlib.Path(kwker.__file__).parent / "_kwker.pyi").read_text())
+    named = {}
+    for node in stubs.body:
+        if isinstance(node, ast.ClassDef):
+            named[node.name] = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+        elif isinstance(node, ast.FunctionDef):
+            named[node.name] = None
+        elif isinstance(node, ast.AnnAssign):
+            named[node.target.id] = None
+    assert named.keys() == {n for n in dir(_kwker) if not n.startswith("__")}
+    for name, members in named.items():
+        if members is not None and name != "Error":
+            there = {m for m in vars(getattr(_kwker, name)) if not m.startswith("__")}
+            assert members - {"__new__"} == there, name
+
+
+def test_no_call_keeps_or_loses_a_reference(model):
+    seq = model.seq()
+    one, out, logits = array.array("i", [1]), array.array("i", [0]), np.empty(99, np.float32)
+    sampling = _kwker.Sampling(vocab=99, eos=[1], bias=[(2, 1.0)])
+    tensor = tensors(shared_model("llama"))[0]
+    args = [seq, one, out, logits, sampling, tensor, *tensor]
+
+    def calls():
+        model.forward([seq], one, one, one, None, 1, logits)
+        seq.truncate(0)
+        _kwker.choose(sampling, logits, [one], 0, out)
+        _kwker.hash_buffers([one, logits], 0, 2)
+        for bad in (
+            lambda: model.forward([seq], one, one, one, one, 1, logits),
+            lambda: model.forward([seq, seq], one, one, one),
+            lambda: _kwker.choose(sampling, one, [one], 0, out),
+            lambda: _kwker.Model.open_memory("{}", [tensor, tensor]),
+        ):
+            with pytest.raises((ValueError, TypeError, kwker.Error)):
+                bad()
+
+    calls()
+    before = [sys.getrefcount(a) for a in args]
+    for _ in range(20):
+        calls()
+    assert [sys.getrefcount(a) for a in args] == before

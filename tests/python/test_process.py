@@ -110,13 +110,8 @@ def test_thread_settings_and_isa_levels_do_not_hang(env):
 
 
 def test_the_number_of_threads_does_not_change_a_bit():
-    outs = {
-        python(
-            SETUP + "kwker = __import__('kwker.cpu_backend'); kwker.cpu_backend.set_threads(%d);"
-            "print(kwker.cpu_backend.threads(), tokens())" % n
-        ).stdout
-        for n in (1, 2)
-    }
+    code = SETUP + "import kwker.cpu_backend as b; b.set_threads(N); print(b.threads(), tokens())"
+    outs = {python(code.replace("N)", f"{n})")).stdout for n in (1, 2)}
     assert sorted(o[0] for o in outs) == ["1", "2"] and len({o[2:] for o in outs}) == 1
 
 
