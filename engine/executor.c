@@ -47,6 +47,7 @@ static struct {
     /* the executor's, read by its team between two barriers */
     const kwk_job *job; // NULL: the region ends
     kwk_barrier start, phase;
+    atomic_int ready; // both barriers are initialised
     kwk_cores cores;
 } ex = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -193,6 +194,7 @@ static void *executor_main(void *arg)
         const int size = kwk_threads();
 
         kwk_limits_cores(&ex.cores, "");
+        atomic_store(&ex.ready, 0);
 #pragma omp parallel num_threads(size)
         {
             const kwk_worker w = {omp_get_thread_num(), omp_get_num_threads(), &ex.phase};
@@ -202,8 +204,10 @@ static void *executor_main(void *arg)
             if (w.id == 0) {
                 kwk_barrier_init(&ex.start, w.n, w.n > ex.cores.n_cpus);
                 kwk_barrier_init(&ex.phase, w.n, w.n > ex.cores.n_cpus);
+                atomic_store_explicit(&ex.ready, 1, memory_order_release);
             }
-#pragma omp barrier
+            while (!atomic_load_explicit(&ex.ready, memory_order_acquire))
+                sched_yield(); // once in the life of a team
             if (w.id == 0)
                 lead(&w, size);
             else
