@@ -133,7 +133,7 @@ int kwk_client_open(kwk_client **out, const char *address, const kwk_client_opti
     c->door = c->epoll = c->event = c->sp.fd = -1;
     rc = kwk_door_open(c, dir, &o, err);
     if (rc == KWK_OK)
-        rc = kwk_sp_open(&c->sp, c->ctl_path, c->timeout_ms, err);
+        rc = kwk_control_open(c, kwk_now_ms() + c->timeout_ms, err);
     if (rc == KWK_OK && o.event_loop)
         rc = open_event_loop(c, err);
     if (rc < 0) {

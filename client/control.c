@@ -24,23 +24,50 @@ static int is_stale(const kwk_sp *s)
     return s->fd >= 0 && poll(&pfd, 1, 0) > 0;
 }
 
+static int time_left(int64_t deadline)
+{
+    const int64_t left = deadline - kwk_now_ms();
+
+    return left < 0 ? 0 : (int)left;
+}
+
+/* NNG 1.5's listener, once broken by a peer that hung up early, greets and then serves nobody; kwkerd
+ * notices, makes a new one, and closes what came by the old one. So a question that may be repeated
+ * goes first. */
+int kwk_control_open(kwk_client *c, int64_t deadline, kwk_error *err)
+{
+    const kwk_request status = {.op = KWK_OP_status};
+    kwk_buf b = {0};
+    int rc = kwk_request_encode(&b, &status, err);
+
+    while (rc == KWK_OK) {
+        kwk_buf reply = {0};
+        rc = kwk_sp_open(&c->sp, c->ctl_path, time_left(deadline), err);
+        if (rc == KWK_OK)
+            rc = kwk_sp_call(&c->sp, b.data, b.size, &reply, time_left(deadline), err);
+        kwk_buf_fini(&reply);
+        if (rc != KWK_ECLOSED || !time_left(deadline) || kwk_door_is_closed(c))
+            break;
+        rc = KWK_OK; // again; the connection is closed
+    }
+    kwk_buf_fini(&b);
+    return rc;
+}
+
 /* Send and receive; ctl_lock held. */
 static int exchange(kwk_client *c, const kwk_buf *b, kwk_buf *reply, int timeout_ms,
                     kwk_error *err)
 {
     const int64_t deadline = kwk_now_ms() + timeout_ms;
-    int64_t left;
-    int rc;
+    int rc = KWK_OK;
 
     if (is_stale(&c->sp))
         kwk_sp_close(&c->sp);
-    if (c->sp.fd < 0) {
-        rc = kwk_sp_open(&c->sp, c->ctl_path, timeout_ms, err);
-        if (rc < 0)
-            return rc;
-    }
-    left = deadline - kwk_now_ms();
-    return kwk_sp_call(&c->sp, b->data, b->size, reply, left < 0 ? 0 : (int)left, err);
+    if (c->sp.fd < 0)
+        rc = kwk_control_open(c, deadline, err);
+    if (rc < 0)
+        return rc;
+    return kwk_sp_call(&c->sp, b->data, b->size, reply, time_left(deadline), err);
 }
 
 int kwk_client_call(kwk_client *c, const kwk_request *req, int timeout_ms, kwk_tree **out,

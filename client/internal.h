@@ -144,6 +144,9 @@ int kwk_client_dead(const kwk_client *c, kwk_error *err);
 
 /* ---- control.c --------------------------------------------------------------------------------- */
 
+/* Open the control connection and see that it is served; ctl_lock held or nobody else there. */
+int kwk_control_open(kwk_client *c, int64_t deadline, kwk_error *err);
+
 /** A request of this session, ready to be filled in. */
 kwk_request kwk_client_request(const kwk_client *c, kwk_op op);
 

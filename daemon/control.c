@@ -253,6 +253,7 @@ static void repair(kwkd_control *c)
     else
         kwkd_log(KWKD_NOTICE, "control listener made anew", "path=%s", c->dir->control);
     bury(c);
+    kwkd_timer_set(c->timer_fd, REPAIR_MS, 0);
 }
 
 /* ---- the probe
