@@ -18,7 +18,7 @@ int kwk_file_open(int dirfd, const char *path, uint64_t *size, kwk_error *err)
     struct stat st;
 
     if (fd < 0) {
-        const int code = errno == ENOENT || errno == ENOTDIR  ? KWK_ENOENT
+        const int code = errno == ENOENT || errno == ENOTDIR ? KWK_ENOENT
                          : errno == EACCES || errno == EPERM ? KWK_EPERM
                                                              : KWK_EIO;
         return kwk_fail(err, code, "%s: %s", path, strerror(errno));
@@ -56,8 +56,7 @@ int kwk_file_read(int fd, void *buf, size_t n, uint64_t offset, const char *what
     return KWK_OK;
 }
 
-int kwk_file_text(int dirfd, const char *path, uint64_t max, char **text, size_t *n,
-                  kwk_error *err)
+int kwk_file_text(int dirfd, const char *path, uint64_t max, char **text, size_t *n, kwk_error *err)
 {
     uint64_t size;
     int rc;

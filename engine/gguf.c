@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The GGUF header. It is read in pieces as parsing needs them, because nothing in the file says how
- * long it is; every count and length is compared with the bytes that are left before it is believed,
- * so memory grows with the file and never with a claim.
+ * long it is; every count and length is compared with the bytes that are left before it is
+ * believed, so memory grows with the file and never with a claim.
  */
 #include "engine/gguf.h"
 
@@ -193,8 +193,8 @@ static int read_tensor(reader *r, kwk_gguf_tensor *t, kwk_error *err)
         uint64_t d;
         if ((rc = read_uint(r, 8, &d, err)) < 0)
             return rc;
-        if (d < 1 || d > INT64_MAX ||
-            __builtin_mul_overflow(product, (int64_t)d, &product) || product > INT64_MAX / 64)
+        if (d < 1 || d > INT64_MAX || __builtin_mul_overflow(product, (int64_t)d, &product) ||
+            product > INT64_MAX / 64)
             return bad(r, "size of a tensor", err);
         t->dim[i] = (int64_t)d;
     }
@@ -207,7 +207,7 @@ static int read_tensor(reader *r, kwk_gguf_tensor *t, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- after the last byte of the header is in memory --------------------------------------------- */
+/* ---- after the last byte of the header is in memory ------------------------------------------ */
 
 static int by_name(const void *a, const void *b)
 {
@@ -287,11 +287,10 @@ static int place_tensors(reader *r, kwk_error *err)
         qsort(ranges, g->n_tensors, sizeof *ranges, by_begin);
     for (size_t i = 1; i < g->n_tensors && !rc; i++)
         if (ranges[i].begin < ranges[i - 1].end)
-            rc = kwk_fail(err, KWK_EFORMAT, "%s: tensors '%.*s' and '%.*s' overlap", g->what,
-                          (int)g->tensors[ranges[i - 1].index].name_len,
-                          g->tensors[ranges[i - 1].index].name,
-                          (int)g->tensors[ranges[i].index].name_len,
-                          g->tensors[ranges[i].index].name);
+            rc = kwk_fail(
+                err, KWK_EFORMAT, "%s: tensors '%.*s' and '%.*s' overlap", g->what,
+                (int)g->tensors[ranges[i - 1].index].name_len, g->tensors[ranges[i - 1].index].name,
+                (int)g->tensors[ranges[i].index].name_len, g->tensors[ranges[i].index].name);
     free(ranges);
     return rc;
 }
@@ -321,8 +320,7 @@ static int read_header(reader *r, kwk_error *err)
         return kwk_fail(err, KWK_EFORMAT, "%s: not a GGUF file", g->what);
     if (version != 2 && version != 3)
         return kwk_fail(err, KWK_EUNSUPPORTED, "%s: GGUF version %llu%s", g->what,
-                        (unsigned long long)version,
-                        version & 0xffff ? "" : " (big-endian)");
+                        (unsigned long long)version, version & 0xffff ? "" : " (big-endian)");
     if ((rc = read_uint(r, 8, &n_tensors, err)) < 0 || (rc = read_uint(r, 8, &n_keys, err)) < 0)
         return rc;
     if (n_tensors > KWK_GGUF_MAX_TENSORS || n_keys > KWK_GGUF_MAX_KEYS)
@@ -361,7 +359,7 @@ void kwk_gguf_free(kwk_gguf *g)
     memset(g, 0, sizeof *g);
 }
 
-/* ---- values ------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 const kwk_gguf_key *kwk_gguf_find(const kwk_gguf *g, const char *name)
 {

@@ -159,7 +159,7 @@ int kwk_image_map(kwk_image *img, int fd, uint64_t size, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- saving ------------------------------------------------------------------------------------- */
+/* ---- saving ---------------------------------------------------------------------------------- */
 
 static int write_all(int fd, const uint8_t *p, size_t n)
 {
@@ -202,8 +202,7 @@ int kwk_image_save(const kwk_image *img, const char *path, kwk_error *err)
 
     if (!temporary)
         return kwk_fail(err, KWK_ENOMEM, "%s: out of memory", path);
-    snprintf(temporary, room, "%s.tmp.%ld.%u", path, (long)getpid(),
-             atomic_fetch_add(&counter, 1));
+    snprintf(temporary, room, "%s.tmp.%ld.%u", path, (long)getpid(), atomic_fetch_add(&counter, 1));
     fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0) {
         rc = kwk_fail(err, errno == ENOENT ? KWK_ENOENT : KWK_EIO, "%s: %s", temporary,

@@ -87,8 +87,10 @@ int kwk_copy_uring(const kwk_copy *c, kwk_error *err)
                 p->n -= (uint32_t)res;
                 done += (uint32_t)res;
             } else if (res == 0 && !rc) {
-                rc = kwk_fail(err, KWK_EFORMAT, "packed model: the file ends at byte %llu, more "
-                              "were expected", (unsigned long long)p->offset);
+                rc = kwk_fail(err, KWK_EFORMAT,
+                              "packed model: the file ends at byte %llu, more "
+                              "were expected",
+                              (unsigned long long)p->offset);
             } else if (res != -EINTR && res != -EAGAIN && !rc) {
                 const int old = res == -EINVAL || res == -EOPNOTSUPP; // kernels before 5.6
                 rc = kwk_fail(err, old ? KWK_EUNSUPPORTED : KWK_EIO, "packed model: %s",

@@ -22,8 +22,8 @@ static int check_text(const char *text, size_t n, size_t max_values, const char 
         rc = kwk_json_next(&s, err);
         if (rc < 0)
             return rc;
-        values += s.kind != KWK_JSON_KEY && s.kind != KWK_JSON_OBJECT_END &&
-                  s.kind != KWK_JSON_ARRAY_END;
+        values +=
+            s.kind != KWK_JSON_KEY && s.kind != KWK_JSON_OBJECT_END && s.kind != KWK_JSON_ARRAY_END;
         if (values > max_values)
             return kwk_fail(err, KWK_EFORMAT, "%s: more than %zu values", what, max_values);
     } while (s.kind != KWK_JSON_END);

@@ -19,7 +19,7 @@
 #include "engine/recipe.h"
 #include "engine/source.h"
 
-/* ---- options ------------------------------------------------------------------------------------ */
+/* ---- options --------------------------------------------------------------------------------- */
 
 /* A copy with every field that this build knows; fields that the caller's build lacks are 0. */
 static int read_options(kwk_model_options *o, const kwk_model_options *opts, kwk_error *err)
@@ -36,7 +36,7 @@ static int read_options(kwk_model_options *o, const kwk_model_options *opts, kwk
     return KWK_OK;
 }
 
-/* ---- from an image to a model ------------------------------------------------------------------- */
+/* ---- from an image to a model ---------------------------------------------------------------- */
 
 static kwk_model *new_model(void)
 {
@@ -76,8 +76,8 @@ static int from_source(kwk_model **out, kwk_source *s, const kwk_model_options *
     kwk_tokenizer t = {0};
     kwk_image img;
     kwk_recipe r;
-    int rc = kwk_recipe_from_config(&r, s->config, s->config_len, s->generation, s->generation_len,
-                                    err);
+    int rc =
+        kwk_recipe_from_config(&r, s->config, s->config_len, s->generation, s->generation_len, err);
 
     if (!rc && s->tokenizer) {
         /* A tokenizer that cannot be expressed is not needed for computing: the model has none. */
@@ -92,7 +92,7 @@ static int from_source(kwk_model **out, kwk_source *s, const kwk_model_options *
     return rc ? rc : from_image(out, &img, o, err);
 }
 
-/* ---- packed files ------------------------------------------------------------------------------- */
+/* ---- packed files ---------------------------------------------------------------------------- */
 
 /* Everything before the data, checked: a calloc'ed copy. */
 static int read_front(uint8_t **front, int fd, uint64_t size, kwk_error *err)
@@ -162,7 +162,7 @@ static int from_pack(kwk_model **out, int fd, uint64_t size, const kwk_model_opt
     return from_image(out, &img, o, err);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 typedef enum file_kind { A_DIRECTORY, A_GGUF, A_PACK } file_kind;
 
@@ -197,8 +197,7 @@ static int identify(const char *path, file_kind *kind, int *fd, uint64_t *size, 
     return KWK_OK;
 }
 
-int kwk_model_open(kwk_model **out, const char *path, const kwk_model_options *opts,
-                   kwk_error *err)
+int kwk_model_open(kwk_model **out, const char *path, const kwk_model_options *opts, kwk_error *err)
 {
     kwk_model_options o;
     kwk_source s;
@@ -208,8 +207,7 @@ int kwk_model_open(kwk_model **out, const char *path, const kwk_model_options *o
 
     if (!out || !path)
         return kwk_fail(err, KWK_EINVAL, "out or path is missing");
-    if ((rc = read_options(&o, opts, err)) < 0 ||
-        (rc = identify(path, &kind, &fd, &size, err)) < 0)
+    if ((rc = read_options(&o, opts, err)) < 0 || (rc = identify(path, &kind, &fd, &size, err)) < 0)
         return rc;
     if (kind == A_PACK) {
         rc = from_pack(out, fd, size, &o, err);
@@ -272,7 +270,7 @@ void kwk_model_free(kwk_model *m)
     free(m);
 }
 
-/* ---- what a model is ---------------------------------------------------------------------------- */
+/* ---- what a model is ------------------------------------------------------------------------- */
 
 int kwk_model_save(const kwk_model *m, const char *path, kwk_error *err)
 {
@@ -343,7 +341,7 @@ int kwk_model_tokenizer_json(const kwk_model *m, const char **json, size_t *n, k
     return KWK_OK;
 }
 
-/* ---- tokenizer of a source ---------------------------------------------------------------------- */
+/* ---- tokenizer of a source ------------------------------------------------------------------- */
 
 static int pack_tokenizer(kwk_tokenizer *t, int fd, uint64_t size, kwk_error *err)
 {

@@ -37,8 +37,8 @@ typedef struct kwk_pack_header {
     uint8_t build[16]; // kwk_pack_build_id()
     uint64_t size;     // of the image
     uint64_t data_start;
-    uint64_t front_sum; // kwk_hash64 of the bytes before data_start, this field as 0
-    uint8_t id[16];     // of the model: recipe and tensors, not the tokenizer
+    uint64_t front_sum;               // kwk_hash64 of the bytes before data_start, this field as 0
+    uint8_t id[16];                   // of the model: recipe and tensors, not the tokenizer
     char precision[16], rounded[128]; // NUL-terminated
     uint32_t n_tensors, reserved;
     kwk_pack_part tensors;      // kwk_pack_tensor[n_tensors]
@@ -82,10 +82,10 @@ uint64_t kwk_pack_front_sum(const uint8_t *base, uint64_t data_start);
  *
  * @return KWK_OK, or what kwk_model_open() documents
  */
-int kwk_pack_build(kwk_image *img, const kwk_source *s, const kwk_recipe *r,
-                   const kwk_tokenizer *t, const kwk_model_options *o, kwk_error *err);
+int kwk_pack_build(kwk_image *img, const kwk_source *s, const kwk_recipe *r, const kwk_tokenizer *t,
+                   const kwk_model_options *o, kwk_error *err);
 
-/* ---- images from outside (pack_check.c) --------------------------------------------------------- */
+/* ---- images from outside (pack_check.c) ------------------------------------------------------ */
 
 /* The header of a file of `size` bytes, before anything else of it is read. */
 int kwk_pack_check_header(const kwk_pack_header *h, uint64_t size, kwk_error *err);

@@ -65,7 +65,7 @@ uint64_t kwk_pack_front_sum(const uint8_t *base, uint64_t data_start)
     return kwk_hash64(base + sizeof h, (size_t)data_start - sizeof h, seed);
 }
 
-/* ---- binding ------------------------------------------------------------------------------------ */
+/* ---- binding --------------------------------------------------------------------------------- */
 
 static kwk_mat matrix(uint8_t *base, const kwk_pack_tensor *t)
 {

@@ -42,7 +42,7 @@ typedef struct builder {
     size_t work_stride;
 } builder;
 
-/* ---- what is packed as what --------------------------------------------------------------------- */
+/* ---- what is packed as what ------------------------------------------------------------------ */
 
 static int find_tensors(builder *b, kwk_error *err)
 {
@@ -54,14 +54,17 @@ static int find_tensors(builder *b, kwk_error *err)
         if (!t)
             return kwk_fail(err, KWK_EFORMAT, "%s: tensor '%s' is missing", b->source->what, name);
         if (!t->type)
-            return kwk_fail(err, KWK_EUNSUPPORTED, "%s: tensor '%s' has the type %s, which is not "
-                            "read", b->source->what, name, t->type_name);
+            return kwk_fail(err, KWK_EUNSUPPORTED,
+                            "%s: tensor '%s' has the type %s, which is not "
+                            "read",
+                            b->source->what, name, t->type_name);
         if (t->n_dims != 1 + spec->matrix || kwk_src_rows(t) != spec->rows ||
             kwk_src_cols(t) != spec->cols)
-            return kwk_fail(err, KWK_EFORMAT, "%s: tensor '%s' has the shape (%lld, %lld), the "
-                            "config says (%d, %d)", b->source->what, name,
-                            (long long)kwk_src_rows(t), (long long)kwk_src_cols(t), spec->rows,
-                            spec->cols);
+            return kwk_fail(err, KWK_EFORMAT,
+                            "%s: tensor '%s' has the shape (%lld, %lld), the "
+                            "config says (%d, %d)",
+                            b->source->what, name, (long long)kwk_src_rows(t),
+                            (long long)kwk_src_cols(t), spec->rows, spec->cols);
         b->tensor[i] = t;
     }
     return KWK_OK;
@@ -165,8 +168,10 @@ static int plan(builder *b, kwk_error *err)
         if (!strcmp(name, precision_names[p]))
             b->precision = (precision)p;
     if (name && b->precision == OWN)
-        return kwk_fail(err, KWK_EINVAL, "precision '%.40s' is not float32, f16, bf16, int8, "
-                        "balanced or int4", name);
+        return kwk_fail(err, KWK_EINVAL,
+                        "precision '%.40s' is not float32, f16, bf16, int8, "
+                        "balanced or int4",
+                        name);
     if (b->opts->mix_bits == 6)
         return kwk_fail(err, KWK_EUNSUPPORTED, "mix_bits 6 is not supported yet");
     if (b->opts->mix_bits != 0 && b->opts->mix_bits != 8)
@@ -187,7 +192,7 @@ static int plan(builder *b, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- the front ---------------------------------------------------------------------------------- */
+/* ---- the front ------------------------------------------------------------------------------- */
 
 static uint64_t align(uint64_t v, uint64_t to)
 {
@@ -258,11 +263,11 @@ static int make_image(builder *b, const kwk_tokenizer *t, kwk_pack_header *h, kw
     return KWK_OK;
 }
 
-/* ---- tiles -------------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 typedef enum pass {
-    FIND_AMAX,    // greatest magnitude, for the exponent of integer formats
-    TRY_BF16,     // are all values exact in bf16?
+    FIND_AMAX, // greatest magnitude, for the exponent of integer formats
+    TRY_BF16,  // are all values exact in bf16?
     WRITE_TILES,
 } pass;
 
@@ -275,7 +280,7 @@ typedef struct sweep {
     pass pass;
     atomic_int next; // tile
     int end;
-    atomic_int stop; // the rest is not needed
+    atomic_int stop;              // the rest is not needed
     uint32_t amax[WORKERS_MAX];   // bits of the greatest magnitude
     uint8_t inexact[WORKERS_MAX]; // a value that the format does not hold
     int rc[WORKERS_MAX];
@@ -358,8 +363,8 @@ static void sweep_tiles(void *arg, int worker)
     while (!atomic_load(&s->stop) && (tile = atomic_fetch_add(&s->next, 1)) < s->end) {
         const int row = tile * KWK_TILE;
         const int n = s->mat->rows - row < KWK_TILE ? s->mat->rows - row : KWK_TILE;
-        int rc = kwk_source_read(s->b->source, s->tensor, row, n, x, cols, scratch,
-                                 &s->err[worker]);
+        int rc =
+            kwk_source_read(s->b->source, s->tensor, row, n, x, cols, scratch, &s->err[worker]);
         if (!rc && s->pass == TRY_BF16) {
             if (!all_bf16(x, (size_t)n * cols)) {
                 s->inexact[worker] = 1;
@@ -393,8 +398,8 @@ static int report(const builder *b, uint64_t done, kwk_error *err)
 }
 
 /* All tiles in slices; *amax, *inexact: over all workers. */
-static int run_sweep(builder *b, sweep *s, pass pass, uint64_t weight, uint32_t *amax,
-                     int *inexact, kwk_error *err)
+static int run_sweep(builder *b, sweep *s, pass pass, uint64_t weight, uint32_t *amax, int *inexact,
+                     kwk_error *err)
 {
     const int tiles = s->mat->rows_pad / KWK_TILE;
     const int per_thread = SLICE_WEIGHTS / (KWK_TILE * s->mat->cols) + 1;
@@ -427,7 +432,7 @@ static int run_sweep(builder *b, sweep *s, pass pass, uint64_t weight, uint32_t 
     return rc;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------ */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static int pack_vector(builder *b, int i, kwk_error *err)
 {
@@ -442,7 +447,8 @@ static int pack_vector(builder *b, int i, kwk_error *err)
     return rc;
 }
 
-/* What the caller says about the columns of a matrix: NULL, or cols numbers that a packer can use. */
+/* What the caller says about the columns of a matrix: NULL, or cols numbers that a packer can use.
+ */
 static int ask_importance(const builder *b, sweep *s, kwk_error *err)
 {
     if (!b->opts->importance)
@@ -459,8 +465,11 @@ static int pack_matrix(builder *b, int i, sweep *s, kwk_error *err)
 {
     kwk_pack_tensor *t = &b->table[i];
     const uint64_t planned = t->size, at = t->offset;
-    kwk_mat mat = {.rows = t->rows, .cols = t->cols, .rows_pad = t->rows_pad,
-                   .cols_pad = t->cols_pad, .data = b->image.base + at};
+    kwk_mat mat = {.rows = t->rows,
+                   .cols = t->cols,
+                   .rows_pad = t->rows_pad,
+                   .cols_pad = t->cols_pad,
+                   .data = b->image.base + at};
     uint32_t amax;
     int inexact, rc = KWK_OK;
 
@@ -524,7 +533,8 @@ static int make_work(builder *b, kwk_error *err)
 
     for (int i = 0; i < b->n; i++) {
         const int rows = b->specs[i].matrix ? KWK_TILE : 1;
-        const size_t bytes = floats_bytes(b->tensor[i], rows) + kwk_source_scratch(b->tensor[i], rows);
+        const size_t bytes =
+            floats_bytes(b->tensor[i], rows) + kwk_source_scratch(b->tensor[i], rows);
         most = bytes > most ? bytes : most;
     }
     b->work_stride = align(most, 4096);

@@ -22,7 +22,8 @@ int kwk_pack_check_header(const kwk_pack_header *h, uint64_t size, kwk_error *er
     if (memcmp(h->magic, KWK_PACK_MAGIC, sizeof h->magic) != 0)
         return damaged("not one (no magic)", err);
     if (h->version != KWK_PACK_VERSION || memcmp(h->build, kwk_pack_build_id(), 16) != 0)
-        return kwk_fail(err, KWK_EUNSUPPORTED, "packed model: written by another build of Kwker; "
+        return kwk_fail(err, KWK_EUNSUPPORTED,
+                        "packed model: written by another build of Kwker; "
                         "the format is experimental, pack the model again");
     if (h->header_bytes != sizeof *h)
         return damaged("header size", err);
@@ -57,8 +58,7 @@ static int check_part(const kwk_pack_header *h, const kwk_pack_part *p, const ch
 }
 
 /* A text with its NUL at the end and nowhere else. */
-static int check_text(const uint8_t *base, const kwk_pack_part *p, const char *what,
-                      kwk_error *err)
+static int check_text(const uint8_t *base, const kwk_pack_part *p, const char *what, kwk_error *err)
 {
     if (p->size && memchr(base + p->offset, 0, p->size) != base + p->offset + p->size - 1)
         return kwk_fail(err, KWK_EFORMAT, "packed model: end of the %s", what);
@@ -151,7 +151,7 @@ int kwk_pack_check_front(const uint8_t *base, uint64_t size, kwk_error *err)
     return check_table(&h, (const kwk_pack_tensor *)(base + h.tensors.offset), err);
 }
 
-/* ---- data --------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 typedef struct sums {
     const kwk_image *img;
@@ -187,7 +187,8 @@ int kwk_pack_check_data(const kwk_image *img, kwk_error *err)
         char name[KWK_TENSOR_NAME_MAX];
         kwk_tensor_name(&spec, name);
         if (s.bad[i])
-            rc = kwk_fail(err, KWK_EFORMAT, "packed model: the checksum of %s does not match", name);
+            rc =
+                kwk_fail(err, KWK_EFORMAT, "packed model: the checksum of %s does not match", name);
     }
     free(s.bad);
     return rc;

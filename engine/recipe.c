@@ -50,7 +50,7 @@ static const struct {
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
-/* ---- single keys -------------------------------------------------------------------------------- */
+/* ---- single keys ----------------------------------------------------------------------------- */
 
 static int missing(const char *key, kwk_error *err)
 {
@@ -125,8 +125,7 @@ static int read_bool(const cJSON *object, const char *key, uint8_t *v, kwk_error
     return KWK_OK;
 }
 
-static int read_bias(const cJSON *root, bias_rule rule, const char *key, uint8_t *v,
-                     kwk_error *err)
+static int read_bias(const cJSON *root, bias_rule rule, const char *key, uint8_t *v, kwk_error *err)
 {
     *v = rule == ALWAYS;
     return rule == BY_KEY ? read_bool(root, key, v, err) : KWK_OK;
@@ -138,9 +137,10 @@ static int check_layer_types(const cJSON *item, kwk_error *err)
         return refuse(item, err);
     for (const cJSON *type = item->child; type; type = type->next)
         if (!cJSON_IsString(type) || strcmp(type->valuestring, "full_attention") != 0)
-            return kwk_fail(err, KWK_EUNSUPPORTED,
-                            "config key 'layer_types' has the value '%.80s', which is not supported",
-                            cJSON_IsString(type) ? type->valuestring : "?");
+            return kwk_fail(
+                err, KWK_EUNSUPPORTED,
+                "config key 'layer_types' has the value '%.80s', which is not supported",
+                cJSON_IsString(type) ? type->valuestring : "?");
     return KWK_OK;
 }
 
@@ -166,7 +166,7 @@ static int check_keys(const cJSON *root, const family *f, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- RoPE --------------------------------------------------------------------------------------- */
+/* ---- RoPE ------------------------------------------------------------------------------------ */
 
 static int check_rope_keys(const cJSON *rope, int type, kwk_error *err)
 {
@@ -225,7 +225,8 @@ static int read_rope(kwk_recipe *r, const cJSON *root, kwk_error *err)
     int rc;
 
     if (rope && scaling)
-        return kwk_fail(err, KWK_EUNSUPPORTED, "config keys 'rope_parameters' and 'rope_scaling' "
+        return kwk_fail(err, KWK_EUNSUPPORTED,
+                        "config keys 'rope_parameters' and 'rope_scaling' "
                         "exclude each other");
     if (!rope)
         rope = scaling;
@@ -262,7 +263,7 @@ static int read_rope(kwk_recipe *r, const cJSON *root, kwk_error *err)
                     &r->rope_original_max_pos, err);
 }
 
-/* ---- special tokens ----------------------------------------------------------------------------- */
+/* ---- special tokens -------------------------------------------------------------------------- */
 
 /* The value in generation_config.json, else in config.json; NULL: in neither. */
 static const cJSON *token_item(const cJSON *generation, const cJSON *root, const char *key)
@@ -323,7 +324,7 @@ static int read_tokens(const cJSON *generation, const cJSON *root, const family 
     return read_eos(generation, root, f->eos, r, err);
 }
 
-/* ---- the whole ---------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static const family *find_family(const cJSON *type)
 {
@@ -347,7 +348,8 @@ static int read_heads(kwk_recipe *r, const cJSON *root, const family *f, kwk_err
         if (r->hidden % r->n_heads)
             return kwk_fail(err, KWK_EUNSUPPORTED,
                             "config key 'hidden_size' (%d) is no multiple of "
-                            "num_attention_heads (%d)", r->hidden, r->n_heads);
+                            "num_attention_heads (%d)",
+                            r->hidden, r->n_heads);
         r->head_dim = r->hidden / r->n_heads;
     }
     if ((rc = read_int(root, "num_key_value_heads", 1, KWK_MAX_HEADS, &r->n_kv_heads, err)) < 0)
@@ -373,8 +375,8 @@ static int read_config(kwk_recipe *r, const cJSON *root, const cJSON *generation
         (rc = read_int(root, "hidden_size", 1, KWK_MAX_HIDDEN, &r->hidden, err)) < 0 ||
         (rc = read_int(root, "intermediate_size", 1, KWK_MAX_INTER, &r->inter, err)) < 0 ||
         (rc = read_int(root, "vocab_size", 1, KWK_MAX_VOCAB, &r->vocab, err)) < 0 ||
-        (rc = read_int(root, "max_position_embeddings", 1, KWK_MAX_POSITIONS, &r->max_pos,
-                       err)) < 0 ||
+        (rc = read_int(root, "max_position_embeddings", 1, KWK_MAX_POSITIONS, &r->max_pos, err)) <
+            0 ||
         (rc = read_float(root, "rms_norm_eps", 0, 1, &r->rms_eps, err)) < 0 ||
         (rc = read_bool(root, "tie_word_embeddings", &r->tied, err)) < 0 ||
         (rc = read_heads(r, root, f, err)) < 0)
@@ -392,8 +394,7 @@ static int read_config(kwk_recipe *r, const cJSON *root, const cJSON *generation
     r->k_bias = r->v_bias = r->q_bias;
     r->qk_norm = (uint8_t)f->qk_norm;
 
-    if ((rc = read_rope(r, root, err)) < 0 ||
-        (rc = read_tokens(generation, root, f, r, err)) < 0)
+    if ((rc = read_rope(r, root, err)) < 0 || (rc = read_tokens(generation, root, f, r, err)) < 0)
         return rc;
     return kwk_recipe_check(r, err);
 }
@@ -432,7 +433,7 @@ int kwk_config_check(const char *config_json, size_t n, kwk_error *err)
     return kwk_recipe_from_config(&r, config_json, n, NULL, 0, err);
 }
 
-/* ---- recipes from packs ------------------------------------------------------------------------- */
+/* ---- recipes from packs ---------------------------------------------------------------------- */
 
 static int outside(const char *field, double v, kwk_error *err)
 {

@@ -18,9 +18,9 @@ static const struct {
     const char *name;
     int bytes;
 } dtypes[] = {
-    {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
-    {"U16", 2},  {"I16", 2}, {"F16", 2},  {"BF16", 2},    {"U32", 4},     {"I32", 4},
-    {"F32", 4},  {"U64", 8}, {"I64", 8},  {"F64", 8},     {"C64", 8},
+    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+    {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},     {"I32", 4},
+    {"F32", 4},  {"U64", 8}, {"I64", 8}, {"F64", 8},     {"C64", 8},
 };
 
 typedef struct range {
@@ -53,8 +53,7 @@ static int add_tensor(kwk_source *s, const cJSON *item, int fd, uint64_t data0, 
     t.type = kwk_weight_type_by_dtype(t.type_name);
 
     for (const cJSON *d = shape->child; d; d = d->next) {
-        if (t.n_dims == KWK_SRC_DIMS ||
-            !kwk_json_int(d, 0, INT64_C(1) << 40, &t.shape[t.n_dims++]))
+        if (t.n_dims == KWK_SRC_DIMS || !kwk_json_int(d, 0, INT64_C(1) << 40, &t.shape[t.n_dims++]))
             return kwk_fail(err, KWK_EFORMAT, "%s: tensor '%s' has a shape that is not accepted",
                             what, name);
     }
@@ -135,9 +134,11 @@ int kwk_safetensors_read(kwk_source *s, int fd, uint64_t size, const char *what,
     uint64_t at = 0;
     for (size_t i = 0; i < n_places; at = places[i++].end) {
         if (places[i].begin != at) {
-            rc = kwk_fail(err, KWK_EFORMAT, "%s: tensor '%s' begins at %llu, the one before it "
-                          "ends at %llu", what, places[i].name,
-                          (unsigned long long)places[i].begin, (unsigned long long)at);
+            rc = kwk_fail(err, KWK_EFORMAT,
+                          "%s: tensor '%s' begins at %llu, the one before it "
+                          "ends at %llu",
+                          what, places[i].name, (unsigned long long)places[i].begin,
+                          (unsigned long long)at);
             goto out;
         }
     }

@@ -23,7 +23,7 @@ void kwk_source_close(kwk_source *s)
     memset(s, 0, sizeof *s);
 }
 
-/* ---- the list ----------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 int kwk_source_add(kwk_source *s, const kwk_src_tensor *t, const char *name, size_t name_len,
                    kwk_error *err)
@@ -88,7 +88,7 @@ const kwk_src_tensor *kwk_source_find(const kwk_source *s, const char *name)
     return NULL;
 }
 
-/* ---- rows --------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 int64_t kwk_src_cols(const kwk_src_tensor *t)
 {

@@ -38,10 +38,10 @@ typedef struct kwk_src_tensor {
 
 typedef struct kwk_source kwk_source;
 struct kwk_source {
-    const char *what;  // the path, for messages; borrowed
-    char *config;      // config.json's text
+    const char *what; // the path, for messages; borrowed
+    char *config;     // config.json's text
     size_t config_len;
-    char *generation;  // generation_config.json's text, or NULL
+    char *generation; // generation_config.json's text, or NULL
     size_t generation_len;
     kwk_src_tensor *tensors; // sorted by name once opened
     size_t n_tensors, room;
@@ -83,7 +83,7 @@ size_t kwk_source_scratch(const kwk_src_tensor *t, int n_rows);
 int kwk_source_read(const kwk_source *s, const kwk_src_tensor *t, int64_t row0, int n_rows,
                     float *dst, size_t ld, void *scratch, kwk_error *err);
 
-/* ---- for the readers ---------------------------------------------------------------------------- */
+/* ---- for the readers ------------------------------------------------------------------------- */
 
 /* Append a tensor; t->name (n bytes) is copied, the shape's product checked. Returns KWK_OK,
  * KWK_EFORMAT (shape), KWK_ENOMEM, or KWK_EFORMAT for too many. */

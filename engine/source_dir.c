@@ -58,7 +58,7 @@ static int optional_text(int dirfd, const char *name, uint64_t max, char **text,
     return kwk_file_text(dirfd, name, max, text, n, err);
 }
 
-/* ---- weights ------------------------------------------------------------------------------------ */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 static int add_file(kwk_source *s, const char *name, kwk_error *err)
 {
@@ -146,12 +146,14 @@ static int add_weights(kwk_source *s, kwk_error *err)
     }
     if (faccessat(r->dirfd, "pytorch_model.bin", F_OK, 0) == 0 ||
         faccessat(r->dirfd, "pytorch_model.bin.index.json", F_OK, 0) == 0)
-        return kwk_fail(err, KWK_EUNSUPPORTED, "%s: weights in pytorch_model.bin; only safetensors "
-                        "files are read", s->what);
+        return kwk_fail(err, KWK_EUNSUPPORTED,
+                        "%s: weights in pytorch_model.bin; only safetensors "
+                        "files are read",
+                        s->what);
     return kwk_fail(err, KWK_ENOENT, "%s: no model.safetensors", s->what);
 }
 
-/* ---- tokenizer ---------------------------------------------------------------------------------- */
+/* ---- tokenizer ------------------------------------------------------------------------------- */
 
 static int check_json(const char *text, size_t n, const char *what, kwk_error *err)
 {
@@ -170,8 +172,8 @@ static int read_tokenizer(int dirfd, kwk_tokenizer *out, kwk_error *err)
 {
     char *config = NULL;
     size_t n;
-    int rc = optional_text(dirfd, "tokenizer.json", KWK_TOKENIZER_MAX, &out->json, &out->json_len,
-                           err);
+    int rc =
+        optional_text(dirfd, "tokenizer.json", KWK_TOKENIZER_MAX, &out->json, &out->json_len, err);
 
     if (!rc && out->json)
         rc = check_json(out->json, out->json_len, "tokenizer.json", err);
@@ -208,7 +210,7 @@ int kwk_source_dir_tokenizer(const char *path, kwk_tokenizer *out, kwk_error *er
     return rc;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 int kwk_source_open_dir(kwk_source *s, const char *path, kwk_error *err)
 {

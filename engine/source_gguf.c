@@ -22,7 +22,7 @@ typedef struct gguf_reader {
 
 static const char *const architectures[] = {"llama", "qwen2", "qwen3"};
 
-/* ---- metadata of the model ---------------------------------------------------------------------- */
+/* ---- metadata of the model ------------------------------------------------------------------- */
 
 typedef enum key_rule { COUNT, REAL, IGNORE, ZERO, ONE, READ } key_rule;
 
@@ -110,9 +110,9 @@ static int check_keys(const kwk_gguf *g, const char *arch, kwk_error *err)
             (keys[j].rule == ONE && !kwk_gguf_int(k, 1, 1, &n)))
             return refuse_key(g, k, err);
     }
-    if (kwk_gguf_find(g, "split.count") &&
-        !kwk_gguf_int(kwk_gguf_find(g, "split.count"), 0, 1, &n))
-        return kwk_fail(err, KWK_EUNSUPPORTED, "%s: one of several files of a split model", g->what);
+    if (kwk_gguf_find(g, "split.count") && !kwk_gguf_int(kwk_gguf_find(g, "split.count"), 0, 1, &n))
+        return kwk_fail(err, KWK_EUNSUPPORTED, "%s: one of several files of a split model",
+                        g->what);
     return KWK_OK;
 }
 
@@ -184,7 +184,7 @@ static int put_heads(const kwk_gguf *g, const char *arch, kwk_strbuf *t, int *he
     return KWK_OK;
 }
 
-/* ---- RoPE --------------------------------------------------------------------------------------- */
+/* ---- RoPE ------------------------------------------------------------------------------------ */
 
 static const kwk_gguf_tensor *find_tensor(const kwk_gguf *g, const char *name)
 {
@@ -200,8 +200,12 @@ static const kwk_gguf_tensor *find_tensor(const kwk_gguf *g, const char *name)
 static int match_llama3(const kwk_source *s, const gguf_reader *r, float theta, int head_dim,
                         const kwk_gguf_tensor *freqs, float *factor, kwk_error *err)
 {
-    const kwk_src_tensor t = {.name = "rope_freqs.weight", .type = freqs->type, .type_name = "?",
-                              .n_dims = 1, .shape = {freqs->dim[0]}, .fd = r->fd,
+    const kwk_src_tensor t = {.name = "rope_freqs.weight",
+                              .type = freqs->type,
+                              .type_name = "?",
+                              .n_dims = 1,
+                              .shape = {freqs->dim[0]},
+                              .fd = r->fd,
                               .offset = freqs->offset};
     float got[KWK_HEAD_DIM_MAX / 2], scaled[KWK_HEAD_DIM_MAX / 2], plain[KWK_HEAD_DIM_MAX / 2];
     kwk_recipe want = {.rope_dim = head_dim, .rope_theta = theta};
@@ -226,8 +230,10 @@ static int match_llama3(const kwk_source *s, const gguf_reader *r, float theta, 
     kwk_recipe_inv_freq(&want, scaled);
     for (int i = 0; i < head_dim / 2; i++)
         if (!(fabsf(plain[i] / scaled[i] / got[i] - 1) < 1e-5f)) // NaN too
-            return kwk_fail(err, KWK_EUNSUPPORTED, "%s: the factors in 'rope_freqs.weight' are not "
-                            "Llama 3's", r->g.what);
+            return kwk_fail(err, KWK_EUNSUPPORTED,
+                            "%s: the factors in 'rope_freqs.weight' are not "
+                            "Llama 3's",
+                            r->g.what);
     return KWK_OK;
 }
 
@@ -275,12 +281,12 @@ static int put_rope(const kwk_source *s, const gguf_reader *r, const char *arch,
     }
     if (!strcmp(kind, "llama3"))
         kwk_strbuf_str(t, ",\"low_freq_factor\":1,\"high_freq_factor\":4,"
-                        "\"original_max_position_embeddings\":8192");
+                          "\"original_max_position_embeddings\":8192");
     kwk_strbuf_str(t, "}");
     return KWK_OK;
 }
 
-/* ---- the config --------------------------------------------------------------------------------- */
+/* ---- the config ------------------------------------------------------------------------------ */
 
 static void put_tokens(const kwk_gguf *g, kwk_strbuf *t)
 {
@@ -351,7 +357,7 @@ static int make_config(kwk_source *s, const gguf_reader *r, const char *arch, in
     return KWK_OK;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------ */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static const struct {
     const char *gguf, *hf;
@@ -364,16 +370,11 @@ static const struct {
 static const struct {
     const char *gguf, *hf;
 } layer_names[] = {
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_output", "self_attn.o_proj"},
-    {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"},
-    {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},
-    {"ffn_up", "mlp.up_proj"},
+    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},
 };
 
@@ -445,8 +446,8 @@ static int add_tensors(kwk_source *s, const gguf_reader *r, const char *arch, in
 {
     for (size_t i = 0; i < r->g.n_tensors; i++) {
         const kwk_gguf_tensor *from = &r->g.tensors[i];
-        kwk_src_tensor t = {.type = from->type, .fd = r->fd, .offset = from->offset,
-                            .n_dims = from->n_dims};
+        kwk_src_tensor t = {
+            .type = from->type, .fd = r->fd, .offset = from->offset, .n_dims = from->n_dims};
         const char *type = kwk_gguf_type_name(from->type_id);
         char name[128];
         int is_qk;
@@ -473,7 +474,7 @@ static int add_tensors(kwk_source *s, const gguf_reader *r, const char *arch, in
     return kwk_source_sort(s, err);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int gguf_tokenizer(const kwk_source *s, kwk_tokenizer *out, kwk_error *err)
 {

@@ -35,8 +35,10 @@ int kwk_source_open_memory(kwk_source *s, const char *config, size_t n,
         kwk_src_tensor t = {.fd = -1, .n_dims = v->n_dims, .data = v->data};
         t.type = kwk_weight_type_by_dtype(v->dtype);
         if (!t.type) {
-            rc = kwk_fail(err, KWK_EUNSUPPORTED, "tensor '%s' has the type %s, not F32, F16 or "
-                          "BF16", v->name, v->dtype);
+            rc = kwk_fail(err, KWK_EUNSUPPORTED,
+                          "tensor '%s' has the type %s, not F32, F16 or "
+                          "BF16",
+                          v->name, v->dtype);
             break;
         }
         t.type_name = t.type->name;

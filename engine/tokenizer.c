@@ -32,7 +32,7 @@ int kwk_byte_level(uint32_t c)
     return c == 323 ? 173 : -1;
 }
 
-/* ---- the file ----------------------------------------------------------------------------------- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 typedef struct span { // an escaped string in the text
     uint32_t begin, end;
@@ -223,7 +223,7 @@ static int walk(vocabulary *v, const char *json, size_t n, kwk_error *err)
     return rc < 0 ? rc : kwk_json_next(&s, err); // nothing may follow
 }
 
-/* ---- bytes of a token --------------------------------------------------------------------------- */
+/* ---- bytes of a token ------------------------------------------------------------------------ */
 
 static uint32_t code_point(const uint8_t *p, size_t *len)
 {
@@ -296,8 +296,10 @@ int kwk_tokenizer_bytes(kwk_tokenizer *t, const char *json, size_t n, kwk_error 
     if (rc < 0)
         return rc;
     if (!v.byte_level && !v.metaspace)
-        return kwk_fail(err, KWK_EUNSUPPORTED, "tokenizer.json: a model of type '%s' whose decoder "
-                        "is neither ByteLevel nor Metaspace", v.type);
+        return kwk_fail(err, KWK_EUNSUPPORTED,
+                        "tokenizer.json: a model of type '%s' whose decoder "
+                        "is neither ByteLevel nor Metaspace",
+                        v.type);
     v.spans = calloc((size_t)v.n + 1, sizeof *v.spans);
     offset = malloc(((size_t)v.n + 1) * sizeof *offset);
     if (!v.spans || !offset)
@@ -338,7 +340,7 @@ out:
     return rc;
 }
 
-/* ---- the chat template -------------------------------------------------------------------------- */
+/* ---- the chat template ----------------------------------------------------------------------- */
 
 /* A copy of the current string. */
 static int copy_string(const kwk_json_scan *s, char **out, kwk_error *err)

@@ -52,8 +52,8 @@ static const struct {
 typedef struct vocabulary {
     const char *what;
     int n;
-    const char **text; // (n)
-    size_t *len;       // (n)
+    const char **text;                           // (n)
+    size_t *len;                                 // (n)
     const kwk_gguf_key *types, *scores, *merges; // or NULL
     int sentencepiece;
 } vocabulary;
@@ -115,7 +115,7 @@ static int read_vocabulary(vocabulary *v, const kwk_gguf *g, const kwk_gguf_key 
     return KWK_OK;
 }
 
-/* ---- bytes -------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static int make_bytes(const vocabulary *v, kwk_tokenizer *out, kwk_error *err)
 {
@@ -147,7 +147,7 @@ static int make_bytes(const vocabulary *v, kwk_tokenizer *out, kwk_error *err)
     return KWK_OK;
 }
 
-/* ---- merges of a SentencePiece vocabulary ------------------------------------------------------- */
+/* ---- merges of a SentencePiece vocabulary ---------------------------------------------------- */
 
 /* GGUF keeps none for these: pieces are joined in the order of the score of what they make. A merge
  * is any way to cut a token into two tokens. */
@@ -226,7 +226,8 @@ static int by_score(const void *a, const void *b)
     return x->right < y->right ? -1 : x->right > y->right;
 }
 
-static int put_merges_by_score(const vocabulary *v, const token_index *x, kwk_strbuf *t, kwk_error *err)
+static int put_merges_by_score(const vocabulary *v, const token_index *x, kwk_strbuf *t,
+                               kwk_error *err)
 {
     merge *list = NULL;
     size_t n = 0, room = 0;
@@ -271,7 +272,7 @@ static int put_merges_by_score(const vocabulary *v, const token_index *x, kwk_st
     return KWK_OK;
 }
 
-/* ---- the text ----------------------------------------------------------------------------------- */
+/* ---- the text -------------------------------------------------------------------------------- */
 
 static void put_added(const vocabulary *v, kwk_strbuf *t)
 {
@@ -287,7 +288,7 @@ static void put_added(const vocabulary *v, kwk_strbuf *t)
         kwk_strbuf_str(t, ",\"content\":");
         kwk_strbuf_json(t, v->text[id], v->len[id]);
         kwk_strbuf_str(t, ",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-                        "\"normalized\":false,\"special\":");
+                          "\"normalized\":false,\"special\":");
         kwk_strbuf_str(t, type_of(v, id) == USER_DEFINED ? "false}" : "true}");
         comma = ",";
     }
@@ -310,16 +311,16 @@ static int put_post_processor(const vocabulary *v, const kwk_gguf *g, int add_bo
         return KWK_OK;
     }
     kwk_strbuf_str(t, "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
-                    "{\"SpecialToken\":{\"id\":");
+                      "{\"SpecialToken\":{\"id\":");
     kwk_strbuf_json(t, v->text[bos], v->len[bos]);
     kwk_strbuf_str(t, ",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],\"pair\":["
-                    "{\"SpecialToken\":{\"id\":");
+                      "{\"SpecialToken\":{\"id\":");
     kwk_strbuf_json(t, v->text[bos], v->len[bos]);
     kwk_strbuf_str(t, ",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},"
-                    "{\"SpecialToken\":{\"id\":");
+                      "{\"SpecialToken\":{\"id\":");
     kwk_strbuf_json(t, v->text[bos], v->len[bos]);
     kwk_strbuf_str(t, ",\"type_id\":1}},{\"Sequence\":{\"id\":\"B\",\"type_id\":1}}],"
-                    "\"special_tokens\":{");
+                      "\"special_tokens\":{");
     kwk_strbuf_json(t, v->text[bos], v->len[bos]);
     kwk_strbuf_str(t, ":{\"id\":");
     kwk_strbuf_json(t, v->text[bos], v->len[bos]);
@@ -388,8 +389,10 @@ static int byte_level_json(const vocabulary *v, const kwk_gguf *g, kwk_strbuf *t
            (strlen(kinds[k].pre) != len || memcmp(kinds[k].pre, name, len) != 0))
         k++;
     if (k == sizeof kinds / sizeof *kinds)
-        return kwk_fail(err, KWK_EUNSUPPORTED, "%s: tokenizer.ggml.pre is '%.*s', which is not "
-                        "known", g->what, len > 40 ? 40 : (int)len, name);
+        return kwk_fail(err, KWK_EUNSUPPORTED,
+                        "%s: tokenizer.ggml.pre is '%.*s', which is not "
+                        "known",
+                        g->what, len > 40 ? 40 : (int)len, name);
     if (!v->merges)
         return kwk_fail(err, KWK_EFORMAT, "%s: no tokenizer.ggml.merges", g->what);
 
@@ -413,8 +416,8 @@ static int byte_level_json(const vocabulary *v, const kwk_gguf *g, kwk_strbuf *t
     kwk_strbuf_str(t, "\"decoder\":");
     kwk_strbuf_str(t, byte_level);
     kwk_strbuf_str(t, "\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"dropout\":null,"
-                    "\"unk_token\":null,\"continuing_subword_prefix\":null,"
-                    "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,");
+                      "\"unk_token\":null,\"continuing_subword_prefix\":null,"
+                      "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,");
     put_bool(t, "\"ignore_merges\":", kinds[k].ignore_merges);
     kwk_strbuf_str(t, ",");
     put_vocab(v, t);
@@ -423,8 +426,8 @@ static int byte_level_json(const vocabulary *v, const kwk_gguf *g, kwk_strbuf *t
     return rc;
 }
 
-static int sentencepiece_json(const vocabulary *v, const kwk_gguf *g, const token_index *x, kwk_strbuf *t,
-                              kwk_error *err)
+static int sentencepiece_json(const vocabulary *v, const kwk_gguf *g, const token_index *x,
+                              kwk_strbuf *t, kwk_error *err)
 {
     static const char blank[] = "\xe2\x96\x81";
     int64_t prefix = 1, unknown = -1, spaces = 0;
@@ -454,7 +457,7 @@ static int sentencepiece_json(const vocabulary *v, const kwk_gguf *g, const toke
     if (rc < 0)
         return rc;
     kwk_strbuf_str(t, "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\","
-                    "\"pattern\":{\"String\":\"");
+                      "\"pattern\":{\"String\":\"");
     kwk_strbuf_str(t, blank);
     kwk_strbuf_str(t, "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}");
     if (prefix)
@@ -465,7 +468,7 @@ static int sentencepiece_json(const vocabulary *v, const kwk_gguf *g, const toke
     else
         kwk_strbuf_str(t, "null");
     kwk_strbuf_str(t, ",\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
-                    "\"fuse_unk\":true,\"byte_fallback\":true,\"ignore_merges\":false,");
+                      "\"fuse_unk\":true,\"byte_fallback\":true,\"ignore_merges\":false,");
     put_vocab(v, t);
     rc = put_merges_by_score(v, x, t, err);
     kwk_strbuf_str(t, "]}}");
@@ -497,8 +500,10 @@ int kwk_gguf_tokenizer(const kwk_gguf *g, kwk_tokenizer *out, kwk_error *err)
         s = "?";
         len = 1;
         kwk_gguf_string(model, &s, &len);
-        return kwk_fail(err, KWK_EUNSUPPORTED, "%s: tokenizer.ggml.model is '%.*s', which is not "
-                        "known", g->what, len > 40 ? 40 : (int)len, s);
+        return kwk_fail(err, KWK_EUNSUPPORTED,
+                        "%s: tokenizer.ggml.model is '%.*s', which is not "
+                        "known",
+                        g->what, len > 40 ? 40 : (int)len, s);
     }
     rc = read_vocabulary(&v, g, tokens, err);
     if (!rc)

@@ -14,7 +14,7 @@ static float half(const uint8_t *p)
     return kwk_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
 }
 
-/* ---- plain types -------------------------------------------------------------------------------- */
+/* ---- plain types ----------------------------------------------------------------------------- */
 
 static void decode_f32(float *y, const uint8_t *x, size_t n)
 {
@@ -36,7 +36,7 @@ static void decode_bf16(float *y, const uint8_t *x, size_t n)
     }
 }
 
-/* ---- blocks of 32 ------------------------------------------------------------------------------- */
+/* ---- blocks of 32 ---------------------------------------------------------------------------- */
 
 /* d; 16 bytes: weights 0..15 in the low nibbles, 16..31 in the high ones. */
 static void decode_q4_0(float *y, const uint8_t *x, size_t n)
@@ -112,7 +112,7 @@ static void decode_iq4_nl(float *y, const uint8_t *x, size_t n)
     }
 }
 
-/* ---- superblocks of 256 ------------------------------------------------------------------------- */
+/* ---- superblocks of 256 ---------------------------------------------------------------------- */
 
 /* 16 bytes of scale and minimum nibbles; 64 of 2-bit codes; d, dmin. A run of 128 weights takes 32
  * code bytes, two bits at a time; each 16 weights have their scale. */
@@ -230,7 +230,7 @@ static void decode_iq4_xs(float *y, const uint8_t *x, size_t n)
     }
 }
 
-/* ---- the table ---------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 const kwk_weight_type kwk_weight_types[] = {
     {"F32", 0, KWK_KIND_F32, 1, 4, decode_f32},
@@ -270,12 +270,12 @@ const kwk_weight_type *kwk_weight_type_by_dtype(const char *dtype)
 const char *kwk_gguf_type_name(uint32_t id)
 {
     static const char *const names[] = {
-        "F32",     "F16",    "Q4_0",    "Q4_1",  "Q4_2",    "Q4_3",   "Q5_0",    "Q5_1",
-        "Q8_0",    "Q8_1",   "Q2_K",    "Q3_K",  "Q4_K",    "Q5_K",   "Q6_K",    "Q8_K",
-        "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL",  "IQ3_S",  "IQ2_S",   "IQ4_XS",
-        "I8",      "I16",    "I32",     "I64",   "F64",     "IQ1_M",  "BF16",    "Q4_0_4_4",
-        "Q4_0_4_8", "Q4_0_8_8", "TQ1_0", "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8",
-        "MXFP4",
+        "F32",   "F16",        "Q4_0",       "Q4_1",       "Q4_2",     "Q4_3",     "Q5_0",
+        "Q5_1",  "Q8_0",       "Q8_1",       "Q2_K",       "Q3_K",     "Q4_K",     "Q5_K",
+        "Q6_K",  "Q8_K",       "IQ2_XXS",    "IQ2_XS",     "IQ3_XXS",  "IQ1_S",    "IQ4_NL",
+        "IQ3_S", "IQ2_S",      "IQ4_XS",     "I8",         "I16",      "I32",      "I64",
+        "F64",   "IQ1_M",      "BF16",       "Q4_0_4_4",   "Q4_0_4_8", "Q4_0_8_8", "TQ1_0",
+        "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4",
     };
 
     return id < sizeof names / sizeof *names ? names[id] : NULL;

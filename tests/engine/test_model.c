@@ -39,10 +39,10 @@ static float *run(kwk_model *m)
 
     assert_int_equal(kwk_seq_new(&s, m, &err), KWK_OK);
     for (int i = 0; i < STEPS; i++) {
-        kwk_row row = {.seq = s, .token = token, .position = i, .want_logits = 1,
-                       .sampling = &greedy};
-        kwk_step_args args = {.size = sizeof args, .rows = &row, .n_rows = 1,
-                              .logits = logits + i * VOCAB};
+        kwk_row row = {
+            .seq = s, .token = token, .position = i, .want_logits = 1, .sampling = &greedy};
+        kwk_step_args args = {
+            .size = sizeof args, .rows = &row, .n_rows = 1, .logits = logits + i * VOCAB};
         assert_int_equal(kwk_step(m, &args, &err), KWK_OK);
         token = row.out_token;
     }
@@ -67,7 +67,8 @@ static void every_way_of_opening_gives_the_same_model(void **state)
         const kwk_model_options plain = options(precisions[p], 0), sealed = options(NULL, 1);
         assert_int_equal(kwk_model_open(&m[0], dir, &plain, &err), KWK_OK);
         assert_int_equal(kwk_model_open_memory(&m[1], t->config, strlen(t->config), t->views,
-                                               t->n_tensors, &plain, &err), KWK_OK);
+                                               t->n_tensors, &plain, &err),
+                         KWK_OK);
         assert_int_equal(kwk_model_save(m[0], path, &err), KWK_OK);
         assert_int_equal(kwk_model_open(&m[2], path, &plain, &err), KWK_OK);
         const int file = open(path, O_RDONLY);

@@ -13,8 +13,8 @@
 #include "engine/recipe.h"
 
 /* The required keys; tests append more. */
-#define CORE(type)                                                                        \
-    "\"model_type\": \"" type "\", \"vocab_size\": 99, \"hidden_size\": 64, "             \
+#define CORE(type)                                                                                 \
+    "\"model_type\": \"" type "\", \"vocab_size\": 99, \"hidden_size\": 64, "                      \
     "\"intermediate_size\": 37, \"num_hidden_layers\": 3, \"num_attention_heads\": 4"
 
 static int read(kwk_recipe *r, const char *config, const char *generation, kwk_error *err)
@@ -80,9 +80,10 @@ static void qwen2_has_biases_on_q_k_v_only(void **state)
 {
     kwk_recipe r;
 
-    accepts(&r, "{" CORE("qwen2") ", \"num_key_value_heads\": 2, \"use_sliding_window\": false, "
-                "\"sliding_window\": 4096, \"max_window_layers\": 1, \"layer_types\": "
-                "[\"full_attention\", \"full_attention\", \"full_attention\"]}");
+    accepts(&r, "{" CORE(
+                    "qwen2") ", \"num_key_value_heads\": 2, \"use_sliding_window\": false, "
+                             "\"sliding_window\": 4096, \"max_window_layers\": 1, \"layer_types\": "
+                             "[\"full_attention\", \"full_attention\", \"full_attention\"]}");
     assert_true(r.q_bias && r.k_bias && r.v_bias);
     assert_false(r.o_bias || r.mlp_bias || r.qk_norm);
     assert_int_equal(r.n_kv_heads, 2);
@@ -101,7 +102,7 @@ static void qwen3_has_head_norms_and_its_own_head_dim(void **state)
     assert_true(r.qk_norm);
     assert_false(r.q_bias || r.o_bias);
     accepts(&r, "{" CORE("qwen3") ", \"num_key_value_heads\": 1, \"head_dim\": 10, "
-                "\"attention_bias\": true}");
+                                  "\"attention_bias\": true}");
     assert_int_equal(r.head_dim, 10);
     assert_true(r.q_bias && r.o_bias);
 }
@@ -110,12 +111,16 @@ static void old_and_new_spellings_of_rope_mean_the_same(void **state)
 {
     kwk_recipe a, b;
 
-    accepts(&a, "{" CORE("llama") ", \"rope_theta\": 500000.0, \"rope_scaling\": {\"factor\": 8.0, "
-                "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
-                "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}}");
-    accepts(&b, "{" CORE("llama") ", \"rope_parameters\": {\"rope_theta\": 500000, \"factor\": 8, "
-                "\"low_freq_factor\": 1, \"high_freq_factor\": 4, \"type\": \"llama3\", "
-                "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}}");
+    accepts(&a,
+            "{" CORE(
+                "llama") ", \"rope_theta\": 500000.0, \"rope_scaling\": {\"factor\": 8.0, "
+                         "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+                         "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}}");
+    accepts(&b,
+            "{" CORE(
+                "llama") ", \"rope_parameters\": {\"rope_theta\": 500000, \"factor\": 8, "
+                         "\"low_freq_factor\": 1, \"high_freq_factor\": 4, \"type\": \"llama3\", "
+                         "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}}");
     assert_memory_equal(&a, &b, sizeof a);
     assert_int_equal(a.rope_type, KWK_ROPE_LLAMA3);
     assert_true(a.rope_factor == 8 && a.rope_low_freq == 1 && a.rope_high_freq == 4);
@@ -131,7 +136,7 @@ static void old_and_new_spellings_of_rope_mean_the_same(void **state)
 static void ends_come_from_the_generation_config_first(void **state)
 {
     static const char config[] = "{" CORE("llama") ", \"eos_token_id\": 3, \"bos_token_id\": null, "
-                                 "\"pad_token_id\": -1}";
+                                                   "\"pad_token_id\": -1}";
     kwk_recipe r;
 
     assert_int_equal(read(&r, config, NULL, NULL), KWK_OK);
@@ -139,8 +144,10 @@ static void ends_come_from_the_generation_config_first(void **state)
     assert_int_equal(r.eos[0], 3);
     assert_int_equal(r.bos, -1);
     assert_int_equal(r.pad, -1);
-    assert_int_equal(read(&r, config, "{\"eos_token_id\": [7, 500, 8, -1], \"bos_token_id\": 5, "
-                                      "\"pad_token_id\": 98, \"temperature\": 0.6}", NULL),
+    assert_int_equal(read(&r, config,
+                          "{\"eos_token_id\": [7, 500, 8, -1], \"bos_token_id\": 5, "
+                          "\"pad_token_id\": 98, \"temperature\": 0.6}",
+                          NULL),
                      KWK_OK);
     assert_int_equal(r.n_eos, 2); // ids outside the vocabulary can never come
     assert_int_equal(r.eos[0], 7);
@@ -182,25 +189,36 @@ static void configs_as_they_are_published_are_accepted(void **state)
             "\"bfloat16\", \"transformers_version\": \"4.40.1\", \"use_cache\": true, "
             "\"use_mrope\": false, \"use_sliding_window\": false, \"vocab_size\": 151936}");
     assert_int_equal(r.eos[0], 151643);
-    accepts(&r, // the housekeeping of transformers 4.57's and 5.24's full dictionaries
-            "{" CORE("llama") ", \"_name_or_path\": \"x\", \"add_cross_attention\": false, "
-            "\"bad_words_ids\": null, \"begin_suppress_tokens\": null, \"chunk_size_feed_forward\":"
-            " 0, \"cross_attention_hidden_size\": null, \"decoder_start_token_id\": null, "
-            "\"diversity_penalty\": 0.0, \"do_sample\": false, \"dtype\": \"float32\", "
-            "\"early_stopping\": false, \"encoder_no_repeat_ngram_size\": 0, "
-            "\"exponential_decay_length_penalty\": null, \"finetuning_task\": null, "
-            "\"forced_bos_token_id\": null, \"forced_eos_token_id\": null, \"id2label\": {\"0\": "
-            "\"LABEL_0\"}, \"is_decoder\": false, \"is_encoder_decoder\": false, \"label2id\": "
-            "{\"LABEL_0\": 0}, \"length_penalty\": 1.0, \"max_length\": 20, \"min_length\": 0, "
-            "\"no_repeat_ngram_size\": 0, \"num_beam_groups\": 1, \"num_beams\": 1, "
-            "\"num_return_sequences\": 1, \"output_attentions\": false, \"output_hidden_states\": "
-            "false, \"output_scores\": false, \"prefix\": null, \"problem_type\": null, "
-            "\"pruned_heads\": {}, \"remove_invalid_values\": false, \"repetition_penalty\": 1.0, "
-            "\"return_dict\": true, \"return_dict_in_generate\": false, \"sep_token_id\": null, "
-            "\"suppress_tokens\": null, \"task_specific_params\": null, \"temperature\": 1.0, "
-            "\"tf_legacy_loss\": false, \"tie_encoder_decoder\": false, \"tokenizer_class\": null, "
-            "\"top_k\": 50, \"top_p\": 1.0, \"torchscript\": false, \"typical_p\": 1.0, "
-            "\"use_bfloat16\": false, \"layer_types\": null, \"auto_map\": {}}");
+    accepts(
+        &r, // the housekeeping of transformers 4.57's and 5.24's full dictionaries
+        "{" CORE(
+            "llama") ", \"_name_or_path\": \"x\", \"add_cross_attention\": false, "
+                     "\"bad_words_ids\": null, \"begin_suppress_tokens\": null, "
+                     "\"chunk_size_feed_forward\":"
+                     " 0, \"cross_attention_hidden_size\": null, \"decoder_start_token_id\": null, "
+                     "\"diversity_penalty\": 0.0, \"do_sample\": false, \"dtype\": \"float32\", "
+                     "\"early_stopping\": false, \"encoder_no_repeat_ngram_size\": 0, "
+                     "\"exponential_decay_length_penalty\": null, \"finetuning_task\": null, "
+                     "\"forced_bos_token_id\": null, \"forced_eos_token_id\": null, \"id2label\": "
+                     "{\"0\": "
+                     "\"LABEL_0\"}, \"is_decoder\": false, \"is_encoder_decoder\": false, "
+                     "\"label2id\": "
+                     "{\"LABEL_0\": 0}, \"length_penalty\": 1.0, \"max_length\": 20, "
+                     "\"min_length\": 0, "
+                     "\"no_repeat_ngram_size\": 0, \"num_beam_groups\": 1, \"num_beams\": 1, "
+                     "\"num_return_sequences\": 1, \"output_attentions\": false, "
+                     "\"output_hidden_states\": "
+                     "false, \"output_scores\": false, \"prefix\": null, \"problem_type\": null, "
+                     "\"pruned_heads\": {}, \"remove_invalid_values\": false, "
+                     "\"repetition_penalty\": 1.0, "
+                     "\"return_dict\": true, \"return_dict_in_generate\": false, \"sep_token_id\": "
+                     "null, "
+                     "\"suppress_tokens\": null, \"task_specific_params\": null, \"temperature\": "
+                     "1.0, "
+                     "\"tf_legacy_loss\": false, \"tie_encoder_decoder\": false, "
+                     "\"tokenizer_class\": null, "
+                     "\"top_k\": 50, \"top_p\": 1.0, \"torchscript\": false, \"typical_p\": 1.0, "
+                     "\"use_bfloat16\": false, \"layer_types\": null, \"auto_map\": {}}");
 }
 
 static void unknown_keys_and_values_are_refused_by_name(void **state)
@@ -266,7 +284,8 @@ static void unknown_keys_and_values_are_refused_by_name(void **state)
 static void missing_keys_and_damaged_texts_are_told_apart(void **state)
 {
     refuses("{}", KWK_EFORMAT, "config key 'model_type' is missing");
-    refuses("{\"model_type\": \"llama\"}", KWK_EFORMAT, "config key 'num_hidden_layers' is missing");
+    refuses("{\"model_type\": \"llama\"}", KWK_EFORMAT,
+            "config key 'num_hidden_layers' is missing");
     refuses("{" CORE("llama") ", \"rope_scaling\": {\"type\": \"linear\"}}", KWK_EFORMAT,
             "config key 'factor' is missing");
     refuses("[]", KWK_EFORMAT, "config.json: not an object");
@@ -280,8 +299,8 @@ static void absurd_sizes_are_refused(void **state)
 {
     static const char *const key[] = {"vocab_size", "hidden_size", "intermediate_size",
                                       "num_hidden_layers", "num_attention_heads"};
-    static const char *const value[] = {"0", "-1", "1e18", "2147483648", "1.5", "null", "true",
-                                        "[]", "\"99\""};
+    static const char *const value[] = {"0",    "-1",   "1e18", "2147483648", "1.5",
+                                        "null", "true", "[]",   "\"99\""};
     char text[1024];
 
     for (size_t k = 0; k < CHECK_COUNT(key); k++) {
@@ -318,7 +337,7 @@ static void a_recipe_with_any_field_out_of_range_is_refused(void **state)
     int refused = 0;
 
     accepts(&good, "{" CORE("llama") ", \"rope_scaling\": {\"factor\": 8.0, \"low_freq_factor\": "
-                   "1.0, \"high_freq_factor\": 4.0, \"type\": \"llama3\"}}");
+                                     "1.0, \"high_freq_factor\": 4.0, \"type\": \"llama3\"}}");
     for (size_t i = 0; i < sizeof r / 4; i++) {
         static const int32_t values[] = {-2, INT32_MIN, INT32_MAX, 0x7fc00000, (int32_t)0xff800000};
         for (size_t v = 0; v < CHECK_COUNT(values); v++) {

@@ -40,10 +40,10 @@ static void linear_frequencies_have_torchs_bits(void **state)
 
 static void llama3_frequencies_have_torchs_bits(void **state)
 {
-    static const uint32_t want[] = {
-        0x3f800000, 0x3ee177bc, 0x3e4693b0, 0x3daee4ad, 0x3d1a08c8, 0x3c87a9c3,
-        0x3beef74f, 0x3b527720, 0x39e13620, 0x37a3418d, 0x370fc8f8, 0x367d45c3,
-        0x35df10c4, 0x35447610, 0x34ad07a7, 0x341864a7};
+    static const uint32_t want[] = {0x3f800000, 0x3ee177bc, 0x3e4693b0, 0x3daee4ad,
+                                    0x3d1a08c8, 0x3c87a9c3, 0x3beef74f, 0x3b527720,
+                                    0x39e13620, 0x37a3418d, 0x370fc8f8, 0x367d45c3,
+                                    0x35df10c4, 0x35447610, 0x34ad07a7, 0x341864a7};
     const kwk_recipe r = {.rope_dim = 32,
                           .rope_theta = 500000,
                           .rope_type = KWK_ROPE_LLAMA3,

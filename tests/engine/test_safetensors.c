@@ -41,8 +41,8 @@ static int read_header(kwk_source *s, const char *header, size_t data, kwk_error
     return rc;
 }
 
-#define TENSOR(name, dtype, shape, begin, end) \
-    "\"" name "\": {\"dtype\": \"" dtype "\", \"shape\": " shape ", \"data_offsets\": [" #begin \
+#define TENSOR(name, dtype, shape, begin, end)                                                     \
+    "\"" name "\": {\"dtype\": \"" dtype "\", \"shape\": " shape ", \"data_offsets\": [" #begin    \
     ", " #end "]}"
 
 static void tensors_of_every_dtype_are_listed(void **state)
@@ -50,9 +50,15 @@ static void tensors_of_every_dtype_are_listed(void **state)
     kwk_source s;
 
     assert_int_equal(
-        read_header(&s, "{\"__metadata__\": {\"format\": \"pt\"}, " TENSOR("b", "F16", "[2, 3]", 4, 16)
-                    ", " TENSOR("a", "F32", "[1]", 0, 4) ", " TENSOR("c", "I64", "[]", 16, 24) ", "
-                    TENSOR("d", "BF16", "[0, 5]", 24, 24) "}  ", 24, NULL), KWK_OK);
+        read_header(
+            &s,
+            "{\"__metadata__\": {\"format\": \"pt\"}, " TENSOR(
+                "b", "F16", "[2, 3]", 4,
+                16) ", " TENSOR("a", "F32", "[1]", 0,
+                                4) ", " TENSOR("c", "I64", "[]", 16,
+                                               24) ", " TENSOR("d", "BF16", "[0, 5]", 24, 24) "}  ",
+            24, NULL),
+        KWK_OK);
     assert_int_equal(kwk_source_sort(&s, NULL), KWK_OK);
     assert_int_equal(s.n_tensors, 4);
     const kwk_src_tensor *b = kwk_source_find(&s, "b"), *c = kwk_source_find(&s, "c");
@@ -83,7 +89,8 @@ static void holes_overlaps_and_wrong_sizes_are_refused(void **state)
          "x: tensor 'b' begins at 4, the one before it ends at 8"},
         {"{" TENSOR("a", "F32", "[1]", 0, 4) ", " TENSOR("b", "F32", "[1]", 0, 4) "}", 4,
          "x: tensor 'b' begins at 0, the one before it ends at 4"},
-        {"{" TENSOR("a", "F32", "[3]", 0, 8) "}", 8, "x: tensor 'a' has 8 bytes, its shape needs 12"},
+        {"{" TENSOR("a", "F32", "[3]", 0, 8) "}", 8,
+         "x: tensor 'a' has 8 bytes, its shape needs 12"},
         {"{" TENSOR("a", "F32", "[1]", 4, 0) "}", 4, "x: tensor 'a' lies outside the file"},
         {"{" TENSOR("a", "F32", "[1]", -4, 0) "}", 4, "x: tensor 'a' lies outside the file"},
         {"{" TENSOR("a", "F32", "[1]", 0.5, 4) "}", 4, "x: tensor 'a' lies outside the file"},

@@ -30,8 +30,8 @@ static void check_values(const kwk_source *s, const tiny_model *m)
             assert_int_equal(kwk_source_read(s, t, row, n, y, (size_t)cols + 3, scratch, NULL), 0);
             for (int r = 0; r < n; r++)
                 check_same_f32(y + (size_t)r * (size_t)(cols + 3),
-                               want->w + (size_t)(row + r) * (size_t)cols, (size_t)cols, "%s row %d",
-                               want->name, row + r);
+                               want->w + (size_t)(row + r) * (size_t)cols, (size_t)cols,
+                               "%s row %d", want->name, row + r);
             check_free(y);
             free(scratch);
         }
@@ -70,8 +70,9 @@ static void memory_gives_the_same(void **state)
     tiny_model *m = tiny_model_new(&o);
     kwk_source s;
 
-    assert_int_equal(kwk_source_open_memory(&s, m->config, strlen(m->config), m->views,
-                                            m->n_tensors, NULL), KWK_OK);
+    assert_int_equal(
+        kwk_source_open_memory(&s, m->config, strlen(m->config), m->views, m->n_tensors, NULL),
+        KWK_OK);
     assert_string_equal(s.config, m->config);
     check_values(&s, m);
     kwk_source_close(&s);
@@ -148,10 +149,13 @@ static void missing_and_odd_files_are_named(void **state)
                      KWK_EFORMAT);
     assert_string_equal(err.msg, "model.safetensors.index.json: 'a' is in no plainly named file");
     assert_int_equal(open_with(index_name, "{\"weight_map\": {\"a\": 5}}", 3, &err), KWK_EFORMAT);
-    assert_int_equal(open_with(index_name, "{\"weight_map\": {\"a\": \".\"}}", 3, &err), KWK_EFORMAT);
+    assert_int_equal(open_with(index_name, "{\"weight_map\": {\"a\": \".\"}}", 3, &err),
+                     KWK_EFORMAT);
     assert_int_equal(open_with(index_name, "{\"weight_map\": []}", 3, &err), KWK_EFORMAT);
-    assert_int_equal(open_with(index_name, "{\"weight_map\": {\"no.such\": "
-                                           "\"model-00001-of-00003.safetensors\"}}", 3, &err),
+    assert_int_equal(open_with(index_name,
+                               "{\"weight_map\": {\"no.such\": "
+                               "\"model-00001-of-00003.safetensors\"}}",
+                               3, &err),
                      KWK_EFORMAT);
     assert_string_equal(err.msg, "model.safetensors.index.json: tensor 'no.such' is not in "
                                  "model-00001-of-00003.safetensors");
@@ -225,7 +229,9 @@ static void interleaved_heads_are_put_in_order(void **state)
     enum { HEAD = 10, ROWS = 30 };
     float data[ROWS], y[7];
     kwk_source s = {.what = "x"};
-    kwk_src_tensor t = {.type = kwk_weight_type_by_dtype("F32"), .n_dims = 2, .shape = {ROWS, 1},
+    kwk_src_tensor t = {.type = kwk_weight_type_by_dtype("F32"),
+                        .n_dims = 2,
+                        .shape = {ROWS, 1},
                         .interleaved = HEAD};
 
     for (int head = 0; head < ROWS / HEAD; head++)

@@ -40,7 +40,7 @@ static void every_family_gives_the_model_of_its_directory(void **state)
         const char *type, *dtype;
         int tied, biases;
     } cases[] = {
-        {"llama", "F32", 1, 0}, {"llama", "F16", 0, 1}, {"llama", "BF16", 1, 0},
+        {"llama", "F32", 1, 0}, {"llama", "F16", 0, 1},  {"llama", "BF16", 1, 0},
         {"qwen2", "F32", 0, 0}, {"qwen2", "BF16", 1, 0}, {"qwen3", "F32", 1, 0},
         {"qwen3", "F16", 0, 0},
     };
@@ -61,7 +61,8 @@ static void every_family_gives_the_model_of_its_directory(void **state)
         tiny_gguf_tokenizer(&b, t, "gpt-2");
         mo.kv_bytes = 1 << 20;
         assert_int_equal(kwk_model_open_memory(&from_memory, t->config, strlen(t->config), t->views,
-                                               t->n_tensors, &mo, NULL), KWK_OK);
+                                               t->n_tensors, &mo, NULL),
+                         KWK_OK);
         if (open_built(&from_gguf, &b, NULL, &err) < 0)
             fail_msg("%s: %s", cases[i].type, err.msg);
         /* The identity covers recipe, formats and every weight. */
@@ -254,8 +255,12 @@ static void llama3_scaling_is_recognised_in_its_tensor(void **state)
 {
     tiny_options o = TINY_OPTIONS;
     kwk_recipe r = {.rope_dim = 64, .rope_theta = 10000}, scaled = {.rope_dim = 64,
-                   .rope_theta = 10000, .rope_type = KWK_ROPE_LLAMA3, .rope_factor = 32,
-                   .rope_low_freq = 1, .rope_high_freq = 4, .rope_original_max_pos = 8192};
+                                                                    .rope_theta = 10000,
+                                                                    .rope_type = KWK_ROPE_LLAMA3,
+                                                                    .rope_factor = 32,
+                                                                    .rope_low_freq = 1,
+                                                                    .rope_high_freq = 4,
+                                                                    .rope_original_max_pos = 8192};
     float plain[32], slow[32], factors[32];
     tiny_gguf b = {0};
     kwk_model *m;

@@ -11,9 +11,9 @@
 #include "engine/tokenizer.h"
 
 #define BYTE_LEVEL "\"decoder\": {\"type\": \"ByteLevel\"}"
-#define SENTENCEPIECE                                                                         \
-    "\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Replace\", "           \
-    "\"pattern\": {\"String\": \"\xe2\x96\x81\"}, \"content\": \" \"}, {\"type\": "           \
+#define SENTENCEPIECE                                                                              \
+    "\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Replace\", "                \
+    "\"pattern\": {\"String\": \"\xe2\x96\x81\"}, \"content\": \" \"}, {\"type\": "                \
     "\"ByteFallback\"}, {\"type\": \"Fuse\"}]}"
 
 static int load(kwk_tokenizer *t, const char *json, kwk_error *err)
@@ -44,11 +44,14 @@ static void byte_level_tokens_are_bytes(void **state)
 {
     kwk_tokenizer t;
 
-    assert_int_equal(load(&t, "{\"added_tokens\": [{\"id\": 6, \"content\": \"<|\\u00e9nd|>\"}, "
-                              "{\"id\": 0, \"content\": \"\xc4\xa0x\"}], \"model\": {\"type\": "
-                              "\"BPE\", \"vocab\": {\"\xc4\xa0the\": 1, \"\xc3\x83\xc2\xa9\": 2, "
-                              "\"\xc4\x8a\": 3, \"\xe2\x82\xac\": 5, \"z\": 0}, \"merges\": [[\"a\","
-                              " \"b\"]]}, " BYTE_LEVEL "}", NULL), KWK_OK);
+    assert_int_equal(load(&t,
+                          "{\"added_tokens\": [{\"id\": 6, \"content\": \"<|\\u00e9nd|>\"}, "
+                          "{\"id\": 0, \"content\": \"\xc4\xa0x\"}], \"model\": {\"type\": "
+                          "\"BPE\", \"vocab\": {\"\xc4\xa0the\": 1, \"\xc3\x83\xc2\xa9\": 2, "
+                          "\"\xc4\x8a\": 3, \"\xe2\x82\xac\": 5, \"z\": 0}, \"merges\": [[\"a\","
+                          " \"b\"]]}, " BYTE_LEVEL "}",
+                          NULL),
+                     KWK_OK);
     assert_int_equal(t.n_tokens, 7);
     token_is(&t, 0, "\xc4\xa0x"); // added tokens stand for themselves, and win over the vocabulary
     token_is(&t, 1, " the");
@@ -64,9 +67,11 @@ static void sentencepiece_tokens_have_blanks_and_raw_bytes(void **state)
 {
     kwk_tokenizer t;
 
-    assert_int_equal(load(&t, "{" SENTENCEPIECE ", \"model\": {\"vocab\": {\"<unk>\": 0, \"<0x0A>\": 1,"
-                              " \"<0xFF>\": 2, \"\xe2\x96\x81\xe2\x96\x81of\": 3, \"<0xfg>\": 4}}}",
-                          NULL), KWK_OK);
+    assert_int_equal(load(&t,
+                          "{" SENTENCEPIECE ", \"model\": {\"vocab\": {\"<unk>\": 0, \"<0x0A>\": 1,"
+                          " \"<0xFF>\": 2, \"\xe2\x96\x81\xe2\x96\x81of\": 3, \"<0xfg>\": 4}}}",
+                          NULL),
+                     KWK_OK);
     token_is(&t, 0, "<unk>");
     token_is(&t, 1, "\n");
     token_is(&t, 2, "\xff");
@@ -74,10 +79,13 @@ static void sentencepiece_tokens_have_blanks_and_raw_bytes(void **state)
     token_is(&t, 4, "<0xfg>");
     kwk_tokenizer_free(&t);
 
-    assert_int_equal(load(&t, "{\"model\": {\"type\": \"Unigram\", \"vocab\": [[\"<s>\", 0.0], "
-                              "[\"\xe2\x96\x81\", -1.5, [1]], [\"x\", {\"a\": []}]], \"unk_id\": 0}, "
-                              "\"decoder\": {\"type\": \"Metaspace\", \"replacement\": "
-                              "\"\xe2\x96\x81\"}}", NULL), KWK_OK);
+    assert_int_equal(load(&t,
+                          "{\"model\": {\"type\": \"Unigram\", \"vocab\": [[\"<s>\", 0.0], "
+                          "[\"\xe2\x96\x81\", -1.5, [1]], [\"x\", {\"a\": []}]], \"unk_id\": 0}, "
+                          "\"decoder\": {\"type\": \"Metaspace\", \"replacement\": "
+                          "\"\xe2\x96\x81\"}}",
+                          NULL),
+                     KWK_OK);
     assert_int_equal(t.n_tokens, 3);
     token_is(&t, 1, " ");
     token_is(&t, 2, "x");
@@ -108,8 +116,11 @@ static void other_kinds_are_refused_by_name(void **state)
     kwk_tokenizer t;
     kwk_error err;
 
-    assert_int_equal(load(&t, "{\"model\": {\"type\": \"WordPiece\", \"vocab\": {\"a\": 0}}, "
-                              "\"decoder\": {\"type\": \"WordPiece\"}}", &err), KWK_EUNSUPPORTED);
+    assert_int_equal(load(&t,
+                          "{\"model\": {\"type\": \"WordPiece\", \"vocab\": {\"a\": 0}}, "
+                          "\"decoder\": {\"type\": \"WordPiece\"}}",
+                          &err),
+                     KWK_EUNSUPPORTED);
     assert_non_null(strstr(err.msg, "'WordPiece'"));
     assert_int_equal(load(&t, "{}", &err), KWK_EUNSUPPORTED);
 }
@@ -117,13 +128,24 @@ static void other_kinds_are_refused_by_name(void **state)
 static void damaged_texts_are_typed_errors(void **state)
 {
     static const char *const bad[] = {
-        "", "[]", "{", "{\"model\": 1}", "{\"model\": {\"vocab\": 1}}",
-        "{\"model\": {\"vocab\": {\"a\": -1}}}", "{\"model\": {\"vocab\": {\"a\": 4194304}}}",
-        "{\"model\": {\"vocab\": {\"a\": 1.5}}}", "{\"model\": {\"vocab\": {\"a\": \"1\"}}}",
-        "{\"model\": {\"vocab\": [1]}}", "{\"model\": {\"vocab\": [[]]}}",
-        "{\"model\": {\"vocab\": [[1]]}}", "{\"added_tokens\": {}}", "{\"added_tokens\": [1]}",
-        "{\"added_tokens\": [{\"id\": 1}]}", "{\"added_tokens\": [{\"content\": \"a\"}]}",
-        "{\"added_tokens\": [{\"content\": \"a\", \"id\": 99999999}]}", "{} {}",
+        "",
+        "[]",
+        "{",
+        "{\"model\": 1}",
+        "{\"model\": {\"vocab\": 1}}",
+        "{\"model\": {\"vocab\": {\"a\": -1}}}",
+        "{\"model\": {\"vocab\": {\"a\": 4194304}}}",
+        "{\"model\": {\"vocab\": {\"a\": 1.5}}}",
+        "{\"model\": {\"vocab\": {\"a\": \"1\"}}}",
+        "{\"model\": {\"vocab\": [1]}}",
+        "{\"model\": {\"vocab\": [[]]}}",
+        "{\"model\": {\"vocab\": [[1]]}}",
+        "{\"added_tokens\": {}}",
+        "{\"added_tokens\": [1]}",
+        "{\"added_tokens\": [{\"id\": 1}]}",
+        "{\"added_tokens\": [{\"content\": \"a\"}]}",
+        "{\"added_tokens\": [{\"content\": \"a\", \"id\": 99999999}]}",
+        "{} {}",
     };
     kwk_tokenizer t;
 
@@ -177,7 +199,8 @@ static void the_chat_template_is_found_in_both_spellings(void **state)
     template_is("{\"a\": {\"chat_template\": \"no\"}, \"chat_template\": \"{{ \\\"x\\\" }}\\n\"}",
                 "{{ \"x\" }}\n");
     template_is("{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"T\"}, {\"name\": "
-                "\"default\", \"template\": \"D\"}, 5]}", "D");
+                "\"default\", \"template\": \"D\"}, 5]}",
+                "D");
     template_is("{\"chat_template\": [{\"name\": \"rag\", \"template\": \"R\"}]}", NULL);
     template_is("{\"chat_template\": null}", NULL);
     template_is("{}", NULL);
@@ -185,8 +208,11 @@ static void the_chat_template_is_found_in_both_spellings(void **state)
     assert_int_equal(kwk_tokenizer_template(&text, "{\"chat_template\": \"a\"", 21, NULL),
                      KWK_EFORMAT);
     assert_int_equal(
-        kwk_tokenizer_template(&text, "{\"chat_template\": [{\"name\": \"default\", \"template\": "
-                                      "\"a\"", 58, NULL), KWK_EFORMAT);
+        kwk_tokenizer_template(&text,
+                               "{\"chat_template\": [{\"name\": \"default\", \"template\": "
+                               "\"a\"",
+                               58, NULL),
+        KWK_EFORMAT);
 }
 
 int main(void)

@@ -94,13 +94,21 @@ static void byte_level_vocabularies_become_tokenizer_json(void **state)
 
     tiny_gguf b = {0};
     kwk_tokenizer t;
-    static const char *const tokens[] = {"a", "b", "c", "\xc4\xa0", "ab", "abc", "\xc4\xa0" "a"};
+    static const char *const tokens[] = {"a",
+                                         "b",
+                                         "c",
+                                         "\xc4\xa0",
+                                         "ab",
+                                         "abc",
+                                         "\xc4\xa0"
+                                         "a"};
     tiny_gguf_str(&b, "tokenizer.ggml.model", "gpt2");
     tiny_gguf_str(&b, "tokenizer.ggml.pre", "gpt-2");
     tiny_gguf_strs(&b, "tokenizer.ggml.tokens", 7, tokens);
     tiny_gguf_strs(&b, "tokenizer.ggml.merges", 3, merges);
     assert_int_equal(read_built(&t, &b, NULL), KWK_OK);
-    assert_non_null(strstr(t.json, "\"merges\":[[\"a\",\"b\"],[\"\xc4\xa0\",\"a\"],[\"ab\",\"c\"]]"));
+    assert_non_null(
+        strstr(t.json, "\"merges\":[[\"a\",\"b\"],[\"\xc4\xa0\",\"a\"],[\"ab\",\"c\"]]"));
     check_bytes(&t);
     kwk_tokenizer_free(&t);
     tiny_model_free(m);
@@ -127,8 +135,19 @@ static void the_start_token_is_added_when_the_file_or_the_kind_says_so(void **st
     tiny_model_free(m);
 }
 
-static const char *const pieces[] = {"<unk>", "<s>", "</s>", "<0x0A>", "<0xC3>", "\xe2\x96\x81",
-                                     "a", "b", "ab", "\xe2\x96\x81" "a", "\xe2\x96\x81" "ab"};
+static const char *const pieces[] = {"<unk>",
+                                     "<s>",
+                                     "</s>",
+                                     "<0x0A>",
+                                     "<0xC3>",
+                                     "\xe2\x96\x81",
+                                     "a",
+                                     "b",
+                                     "ab",
+                                     "\xe2\x96\x81"
+                                     "a",
+                                     "\xe2\x96\x81"
+                                     "ab"};
 static const int32_t piece_types[] = {2, 3, 3, 6, 6, 1, 1, 1, 1, 1, 1};
 static const float scores[] = {0, 0, 0, 0, 0, -9, -8, -7, -2, -1, -3};
 
@@ -152,7 +171,8 @@ static void sentencepiece_merges_follow_the_scores(void **state)
     if (read_built(&t, &b, &err) < 0)
         fail_msg("%s", err.msg);
     assert_non_null(strstr(t.json, "\"merges\":[[\"\xe2\x96\x81\",\"a\"],[\"a\",\"b\"],"
-                                   "[\"\xe2\x96\x81\",\"ab\"],[\"\xe2\x96\x81" "a\",\"b\"]]"));
+                                   "[\"\xe2\x96\x81\",\"ab\"],[\"\xe2\x96\x81"
+                                   "a\",\"b\"]]"));
     assert_non_null(strstr(t.json, "\"unk_token\":\"<unk>\""));
     assert_non_null(strstr(t.json, "\"byte_fallback\":true"));
     assert_non_null(strstr(t.json, "\"Prepend\""));

@@ -132,7 +132,7 @@ uint8_t *tiny_gguf_finish(tiny_gguf *g, size_t *n)
     return file.p;
 }
 
-/* ---- tiny models -------------------------------------------------------------------------------- */
+/* ---- tiny models ----------------------------------------------------------------------------- */
 
 static const struct {
     const char *hf, *gguf;
@@ -241,7 +241,7 @@ void tiny_gguf_tokenizer(tiny_gguf *g, const tiny_model *m, const char *pre)
 {
     static const char *const special[] = {"<unk>", "<s>", "</s>"};
     const int n = m->o.vocab;
-    char (*text)[16] = calloc((size_t)n, sizeof *text);
+    char(*text)[16] = calloc((size_t)n, sizeof *text);
     const char **tokens = calloc((size_t)n, sizeof *tokens);
     int32_t *types = calloc((size_t)n, sizeof *types);
 

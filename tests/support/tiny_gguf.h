@@ -14,7 +14,7 @@ typedef struct tiny_bytes {
 } tiny_bytes;
 
 typedef struct tiny_gguf {
-    uint32_t version; // 0: 3
+    uint32_t version;           // 0: 3
     uint64_t n_keys, n_tensors; // as counted by the calls; may be changed before the end
     tiny_bytes keys, infos, data;
 } tiny_gguf;

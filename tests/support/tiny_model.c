@@ -18,7 +18,7 @@ static size_t dtype_bytes(const char *dtype)
     return !strcmp(dtype, "F32") ? 4 : 2;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------ */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static void add(tiny_model *m, uint64_t *seed, float base, const char *name, int rows, int cols)
 {
@@ -141,8 +141,8 @@ tiny_model *tiny_model_new(const tiny_options *o)
     assert_non_null(m->views);
     for (int i = 0; i < m->n_tensors; i++) {
         const tiny_tensor *t = &m->tensors[i];
-        m->views[i] = (kwk_tensor_view){t->name, m->o.dtype, t->n_dims,
-                                        {t->shape[0], t->shape[1], 0}, t->raw};
+        m->views[i] = (kwk_tensor_view){
+            t->name, m->o.dtype, t->n_dims, {t->shape[0], t->shape[1], 0}, t->raw};
     }
     return m;
 }
@@ -170,7 +170,7 @@ const float *tiny_model_weights(const tiny_model *m, const char *name)
     return NULL;
 }
 
-/* ---- files -------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 /* One safetensors file of the tensors first, first + step, … */
 static void write_safetensors(const tiny_model *m, const char *dir, const char *name, int first,

@@ -16,17 +16,19 @@ typedef struct tiny_options {
     const char *model_type; // "llama", "qwen2", "qwen3"
     int hidden, inter, layers, heads, kv_heads, head_dim, vocab, max_pos;
     int tied, attention_bias, mlp_bias; // the biases: llama only (qwen2 has its own q, k, v)
-    const char *dtype;   // of every tensor: "F32", "F16", "BF16"
-    const char *rope;    // JSON of "rope_parameters", or NULL: {"rope_theta": 10000.0, …default}
-    float scale;         // weights are uniform in +-scale; wide, so that the top two logits differ
+    const char *dtype;                  // of every tensor: "F32", "F16", "BF16"
+    const char *rope; // JSON of "rope_parameters", or NULL: {"rope_theta": 10000.0, …default}
+    float scale;      // weights are uniform in +-scale; wide, so that the top two logits differ
     uint64_t seed;
-    int shards;          // 1: model.safetensors; more: sharded, with its index
-    int tokenizer;       // 1: byte-level tokenizer.json, see below
-    const char *config;  // more config.json members, '"key": value, ' each, or ""
+    int shards;         // 1: model.safetensors; more: sharded, with its index
+    int tokenizer;      // 1: byte-level tokenizer.json, see below
+    const char *config; // more config.json members, '"key": value, ' each, or ""
 } tiny_options;
 /* No size is a multiple of anything. */
-#define TINY_OPTIONS                                                                            \
-    {"llama", 40, 37, 2, 4, 2, 10, 99, 512, 1, 0, 0, "F32", NULL, 0.6f, 1, 1, 0, ""}
+#define TINY_OPTIONS                                                                               \
+    {                                                                                              \
+        "llama", 40, 37, 2, 4, 2, 10, 99, 512, 1, 0, 0, "F32", NULL, 0.6f, 1, 1, 0, ""             \
+    }
 
 typedef struct tiny_tensor {
     char name[96];
