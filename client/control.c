@@ -8,6 +8,8 @@
 #include <poll.h>
 #include <string.h>
 
+enum { RETRY_MS = 10 }; // between two connections that were closed at once
+
 kwk_request kwk_client_request(const kwk_client *c, kwk_op op)
 {
     kwk_request r = {.op = op, .has_session = 1};
@@ -49,6 +51,7 @@ int kwk_control_open(kwk_client *c, int64_t deadline, kwk_error *err)
         if (rc != KWK_ECLOSED || !time_left(deadline) || kwk_door_is_closed(c))
             break;
         rc = KWK_OK; // again; the connection is closed
+        (void)poll(NULL, 0, RETRY_MS);
     }
     kwk_buf_fini(&b);
     return rc;

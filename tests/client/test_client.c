@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -324,6 +326,43 @@ static void threads_share_a_session(void **state)
     kwk_client_close(c);
 }
 
+/* Greets like a REP socket and closes, again and again. */
+static void *slam(void *arg)
+{
+    int fd;
+
+    while ((fd = accept(*(int *)arg, NULL, NULL)) >= 0) {
+        (void)send(fd, "\0SP\0\0\x31\0\0", 8, MSG_NOSIGNAL);
+        close(fd);
+    }
+    return NULL;
+}
+
+static void a_control_socket_that_only_slams_is_given_up_in_time(void **state)
+{
+    fake_daemon *d = *state;
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+    kwk_client_options o = KWK_CLIENT_OPTIONS_INIT;
+    kwk_client *c = NULL;
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int64_t began = kwk_now_ms();
+    pthread_t thread;
+    int rc;
+
+    snprintf(sa.sun_path, sizeof sa.sun_path, "%s/kwkerd.sock", d->dir);
+    unlink(sa.sun_path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&sa, sizeof sa), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    pthread_create(&thread, NULL, slam, (void *)&fd);
+    o.timeout_ms = 200;
+    rc = kwk_client_open(&c, d->dir, &o, NULL);
+    assert_true(rc == KWK_ECLOSED || rc == KWK_ETIMEOUT);
+    assert_true(kwk_now_ms() - began < 1000);
+    shutdown(fd, SHUT_RDWR);
+    pthread_join(thread, NULL);
+    close(fd);
+}
+
 /* ---- death ------------------------------------------------------------------------------------- */
 
 static void *kill_soon(void *arg)
@@ -553,6 +592,7 @@ int main(void)
         TEST(a_reply_that_is_garbage_is_a_violation),
         TEST(control_is_opened_again_after_silence_and_after_a_restart),
         TEST(threads_share_a_session),
+        TEST(a_control_socket_that_only_slams_is_given_up_in_time),
         cmocka_unit_test(a_waiting_reader_notices_death_within_200_ms),
         cmocka_unit_test(a_control_call_notices_death),
         cmocka_unit_test(what_was_published_before_death_is_still_given),
