@@ -13,7 +13,7 @@
 enum { CONFIG_VALUES_MAX = 100000 };
 
 typedef enum bias_rule { NEVER, ALWAYS, BY_KEY } bias_rule;
-typedef enum key_rule { READ, ANY, FALSE, LAYER_TYPES } key_rule;
+typedef enum key_rule { READ, ANY, FALSE, LAYER_TYPES, GGUF } key_rule;
 
 enum {
 #define KWK_FAMILY(id, ...) id##_INDEX,
@@ -144,6 +144,13 @@ static int check_layer_types(const cJSON *item, kwk_error *err)
     return KWK_OK;
 }
 
+static int is_gguf(const cJSON *item)
+{
+    const cJSON *method = kwk_json_get(item, "quant_method");
+
+    return cJSON_IsString(method) && !strcmp(method->valuestring, "gguf");
+}
+
 static int check_keys(const cJSON *root, const family *f, kwk_error *err)
 {
     for (const cJSON *item = root->child; item; item = item->next) {
@@ -160,6 +167,8 @@ static int check_keys(const cJSON *root, const family *f, kwk_error *err)
             rc = refuse(item, err);
         else if (keys[i].rule == LAYER_TYPES)
             rc = check_layer_types(item, err);
+        else if (keys[i].rule == GGUF && !is_gguf(item))
+            rc = refuse(item, err);
         if (rc < 0)
             return rc;
     }

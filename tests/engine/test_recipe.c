@@ -221,6 +221,18 @@ static void configs_as_they_are_published_are_accepted(void **state)
                      "\"use_bfloat16\": false, \"layer_types\": null, \"auto_map\": {}}");
 }
 
+static void the_config_of_a_model_that_transformers_read_from_gguf_is_accepted(void **state)
+{
+    kwk_recipe r;
+
+    accepts(
+        &r,
+        "{" CORE(
+            "llama") ", \"_model_name_or_path\": \"x\", \"unk_token_id\": 0, "
+                     "\"quantization_config\": {\"dequantize\": false, \"gguf_file\": \"x.gguf\", "
+                     "\"quant_method\": \"gguf\"}}");
+}
+
 static void unknown_keys_and_values_are_refused_by_name(void **state)
 {
     static const struct {
@@ -366,6 +378,7 @@ int main(void)
         cmocka_unit_test(old_and_new_spellings_of_rope_mean_the_same),
         cmocka_unit_test(ends_come_from_the_generation_config_first),
         cmocka_unit_test(configs_as_they_are_published_are_accepted),
+        cmocka_unit_test(the_config_of_a_model_that_transformers_read_from_gguf_is_accepted),
         cmocka_unit_test(unknown_keys_and_values_are_refused_by_name),
         cmocka_unit_test(missing_keys_and_damaged_texts_are_told_apart),
         cmocka_unit_test(absurd_sizes_are_refused),
