@@ -189,6 +189,20 @@ def test_prompt_lookup_runs_natively(pair, kwargs):
     assert reason is None
 
 
+def test_prompt_lookup_stops_at_an_end_token_among_its_drafts(pair):
+    ids = torch.tensor([[1, 5, 7, 9, 1, 5, 7, 9, 1, 5]])
+    free, _ = both(pair, ids, max_new_tokens=40, eos_token_id=None)
+    for eos in set(free[0, 14:30].tolist()):
+        _, reason = both(pair, ids, max_new_tokens=40, prompt_lookup_num_tokens=4, eos_token_id=eos)
+        assert reason is None
+
+
+def test_right_padding_gives_what_the_model_gives(pair):
+    mask = MASK.flip(1)
+    _, reason = both(pair, BATCH.flip(1), attention_mask=mask, pad_token_id=0, max_new_tokens=12)
+    assert reason is None
+
+
 def test_an_assistant_may_be_any_model(pair):
     model, twin = pair
     for assistant in (twin, model):

@@ -33,6 +33,9 @@ _USED = {
 _HARMLESS = {"output_attentions": (False,), "output_hidden_states": (False,), "labels": ()}
 
 
+DYNAMIC = (None, "dynamic", "dynamic_full")  # the last: assisted decoding before 5.14
+
+
 class Handle:
     """What install() keeps on a model: its original class and the packed weights in use."""
 
@@ -82,7 +85,7 @@ class Handle:
             return "no generation_config in the decoding loop"
         implementation = getattr(config, "cache_implementation", None)
         for reason, on in (
-            (f"cache_implementation={implementation!r}", implementation not in (None, "dynamic")),
+            (f"cache_implementation={implementation!r}", implementation not in DYNAMIC),
             ("output_attentions", config.output_attentions),
             ("output_hidden_states", config.output_hidden_states),
             ("synced_gpus", model_kwargs.get("synced_gpus")),
