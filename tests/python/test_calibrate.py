@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from kwker.calibrate import Importance, texts_of
+from kwker.calibrate import PRIOR_ROWS, Importance, texts_of
 from kwker.decode import KwkDecoder
 from kwker.torch_model import open_model
 from models import shared_model
@@ -13,7 +13,7 @@ from models import shared_model
 TEXTS = [[(5 * i + j) % 99 for i in range(30)] for j in (1, 2, 3)]
 
 
-def test_importance_is_the_mean_square_of_every_matrixs_inputs():
+def test_importance_is_the_mean_square_of_every_matrixs_inputs_mixed_with_their_mean():
     model = shared_model("qwen2")
     sums, rows = {}, 0
 
@@ -38,7 +38,9 @@ def test_importance_is_the_mean_square_of_every_matrixs_inputs():
     ours = Importance(open_model(model), TEXTS)
     assert "lm_head.weight" in sums and len(sums) == 15
     for name, total in sums.items():
-        expected = (total / rows).float().numpy()
+        expected = (
+            ((total + PRIOR_ROWS * total.mean() / rows) / (rows + PRIOR_ROWS)).float().numpy()
+        )
         got = np.asarray(ours(name, len(expected)))
         assert np.allclose(got, expected, rtol=1e-4, atol=1e-6 * expected.max()), name
     assert ours("lm_head.weight", 7) is None and ours("model.norm.weight", 40) is None

@@ -22,6 +22,11 @@ SITES = {
     "mlp.up_proj": _kwker.TAP_MLP,
     "mlp.down_proj": _kwker.TAP_DOWN,
 }
+# A column that a short text hardly used is not worthless: the mean square is mixed with the mean of
+# all columns as if that many more rows had been seen. SmolLM2-135M in int4, mean KL to float32 on
+# wikitext (0.0712 without calibration): 15 tokens 0.2633 → 0.0502, 512 tokens 0.0680 → 0.0469, 4096
+# tokens 0.0455 → 0.0453.
+PRIOR_ROWS = 32
 HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 
 
@@ -80,10 +85,12 @@ class Importance:
         info = model.describe()
         self.moments = _kwker.Moments(model)
         self.n_layers = info["n_layers"]
+        self.n_rows = 0
         pieces = texts_of(calib, min(piece, info["max_ctx"]))
         bar = Progress("calibrating")
         for i, tokens in enumerate(pieces):
             self.moments.add(tokens)
+            self.n_rows += len(tokens) - 1
             bar(i + 1, len(pieces))
         bar.end()
 
@@ -98,4 +105,6 @@ class Importance:
                 raw = self.moments.get(int(layer), site)
         if raw is None or len(raw) != 4 * cols:
             return None
-        return memoryview(raw).cast("f")
+        seen = np.frombuffer(raw, np.float32)
+        share = PRIOR_ROWS / (PRIOR_ROWS + self.n_rows)
+        return (1 - share) * seen + share * seen.mean(dtype=np.float32)
