@@ -15,6 +15,27 @@
 
 #include "proto/buf.h"
 
+enum { LAST_RECORDS = 2 }; // held back text, and the end: there is always room for them
+
+/* Make room for n more records and the last ones. Reuses the outbox as soon as it is empty. */
+static int reserve(kwkd_job *j, int n)
+{
+    kwk_record *grown;
+    int capacity;
+
+    if (j->i_out == j->n_out)
+        j->i_out = j->n_out = 0;
+    if (j->n_out + n + LAST_RECORDS <= j->out_capacity)
+        return KWK_OK;
+    capacity = 2 * (j->n_out + n + LAST_RECORDS);
+    grown = realloc(j->outbox, (size_t)capacity * sizeof *grown);
+    if (!grown)
+        return KWK_ENOMEM;
+    j->outbox = grown;
+    j->out_capacity = capacity;
+    return KWK_OK;
+}
+
 /* ---- the request
  * ----------------------------------------------------------------------------------- */
 
@@ -170,6 +191,9 @@ static int set_output(kwkd_job *j, kwkd_session *session, const kwk_generate_req
     j->credit = (int)session->out_slots;
     if (req->credit && req->credit < j->credit)
         j->credit = req->credit;
+    rc = reserve(j, 1);
+    if (rc < 0)
+        return kwk_fail(err, rc, "records of a stream");
     rc = kwkd_session_take_stream(session, req->stream, err);
     if (rc < 0)
         return rc;
@@ -243,22 +267,12 @@ void kwkd_job_free(kwkd_job *j)
 /* ---- records
  * ---------------------------------------------------------------------------------------- */
 
-/* The next record of the outbox, zeroed; NULL: out of memory (the job has failed). */
+/* The next record of the outbox, zeroed; room for it was made. */
 static kwk_record *new_record(kwkd_job *j, kwk_record_type type)
 {
-    kwk_record *r;
+    kwk_record *r = &j->outbox[j->n_out++];
 
-    if (j->i_out == j->n_out)
-        j->i_out = j->n_out = 0;
-    if (j->n_out == j->out_capacity) {
-        const int capacity = j->out_capacity ? 2 * j->out_capacity : 4;
-        kwk_record *grown = realloc(j->outbox, (size_t)capacity * sizeof *grown);
-        if (!grown)
-            return NULL;
-        j->outbox = grown;
-        j->out_capacity = capacity;
-    }
-    r = &j->outbox[j->n_out++];
+    assert(j->n_out <= j->out_capacity);
     memset(r, 0, sizeof *r);
     r->type = (uint16_t)type;
     r->stream = j->stream;
@@ -275,39 +289,37 @@ static size_t fill_text(kwk_record *r, const uint8_t *text, size_t n)
 }
 
 /* Text that did not fit the token's record. */
-static int add_text(kwkd_job *j, const uint8_t *text, size_t n)
+static void add_text(kwkd_job *j, const uint8_t *text, size_t n)
 {
     while (n) {
-        kwk_record *r = new_record(j, KWK_REC_TEXT);
-        size_t part;
-        if (!r)
-            return KWK_ENOMEM;
-        part = fill_text(r, text, n);
+        const size_t part = fill_text(new_record(j, KWK_REC_TEXT), text, n);
         text += part;
         n -= part;
     }
-    return KWK_OK;
 }
 
 static int add_token(kwkd_job *j, int32_t token, float logprob, const uint8_t *text, size_t n)
 {
-    kwk_record *r = new_record(j, KWK_REC_TOKEN);
+    // a record's text is at most three bytes short of full, where a character would be cut
+    const int n_text = (int)(n / (KWK_RECORD_PAYLOAD - 3)) + 1;
+    kwk_record *r;
     size_t part;
+    int rc = reserve(j, 2 + n_text);
 
-    if (!r)
-        return KWK_ENOMEM;
+    if (rc < 0)
+        return rc;
+    r = new_record(j, KWK_REC_TOKEN);
     r->token = token;
     r->logprob = logprob;
     part = fill_text(r, text, n);
     if (j->sampling.n_logprobs) {
         r = new_record(j, KWK_REC_LOGPROBS);
-        if (!r)
-            return KWK_ENOMEM;
         r->token = token;
         r->n_bytes = (uint16_t)((size_t)j->sampling.n_logprobs * sizeof *j->top);
         memcpy(r->payload, j->top, r->n_bytes);
     }
-    return add_text(j, text + part, n - part);
+    add_text(j, text + part, n - part);
+    return KWK_OK;
 }
 _Static_assert(sizeof(kwk_logprob) * KWK_LOGPROBS_MAX <= KWK_RECORD_PAYLOAD,
                "logprobs fit a record");
@@ -424,10 +436,8 @@ void kwkd_job_finish(kwkd_job *j, kwk_finish why, uint64_t now_us)
             (void)kwk_buf_write(&j->all_text, (const char *)rest, n);
         return;
     }
-    (void)add_text(j, rest, n);
+    add_text(j, rest, n);
     r = new_record(j, KWK_REC_DONE);
-    if (!r) // the client is told by the door's end
-        return;
     done = summary(j);
     r->token = (int32_t)why;
     r->n_bytes = sizeof done;
@@ -445,8 +455,6 @@ void kwkd_job_fail(kwkd_job *j, const kwk_error *err, uint64_t now_us)
     if (!j->session)
         return;
     r = new_record(j, KWK_REC_ERROR);
-    if (!r)
-        return;
     r->token = err->code;
     (void)fill_text(r, (const uint8_t *)err->msg, strlen(err->msg));
 }

@@ -19,7 +19,6 @@ static int accepted(kwkd_call *call, uint32_t stream, uint64_t seed, kwk_error *
 int kwkd_req_generate(struct kwkd *d, kwkd_call *call, kwk_error *err)
 {
     const kwk_generate_req *req = &call->request.u.generate;
-    const uint32_t stream = req->stream;
     const int is_inline = req->inline_reply;
     kwkd_model *model = NULL;
     kwkd_job *job = NULL;
@@ -27,8 +26,8 @@ int kwkd_req_generate(struct kwkd *d, kwkd_call *call, kwk_error *err)
     int rc;
 
     if (!is_inline && call->session && req->request_id &&
-        kwkd_scheduler_repeated(d->scheduler, call->session, stream, req->request_id, &seed))
-        return accepted(call, stream, seed, err);
+        kwkd_scheduler_repeated(d->scheduler, call->session, req->stream, req->request_id, &seed))
+        return accepted(call, req->stream, seed, err);
     rc = kwkd_store_find(d->store, req->model, &model, &call->retry_ms, err);
     if (rc == KWK_OK)
         rc = kwkd_job_new(&job, model, call->session, call->uid, req,
@@ -36,9 +35,9 @@ int kwkd_req_generate(struct kwkd *d, kwkd_call *call, kwk_error *err)
     kwkd_model_unref(model);
     if (rc < 0)
         return rc;
-    seed = job->sampling.seed;
-    if (is_inline)
-        rc = kwkd_call_keep(call, err);
+    // the reply before the job: what was accepted can be said to be
+    rc = is_inline ? kwkd_call_keep(call, err)
+                   : accepted(call, req->stream, job->sampling.seed, err);
     if (rc == KWK_OK) // once queued, an inline call may be answered any time
         rc =
             kwkd_scheduler_submit(d->scheduler, job, is_inline ? call : NULL, &call->retry_ms, err);
@@ -46,5 +45,5 @@ int kwkd_req_generate(struct kwkd *d, kwkd_call *call, kwk_error *err)
         kwkd_job_free(job);
         return rc;
     }
-    return is_inline ? KWKD_LATER : accepted(call, stream, seed, err);
+    return is_inline ? KWKD_LATER : KWK_OK;
 }

@@ -164,7 +164,7 @@ int client_take(client *c, kwk_record *r)
 
 struct pending {
     kwkd_call call;
-    kwk_buf reply;
+    kwk_buf message, reply;
     atomic_int done;
 };
 
@@ -177,10 +177,9 @@ static void take_reply(kwkd_call *call)
     atomic_store(&p->done, 1);
 }
 
-pending *call_start(harness *h, const client *c, kwk_request *req)
+pending *call_prepare(harness *h, const client *c, kwk_request *req)
 {
     pending *p = calloc(1, sizeof *p);
-    kwk_buf message = {0};
     kwk_error err = {0};
 
     assert_non_null(p);
@@ -188,12 +187,31 @@ pending *call_start(harness *h, const client *c, kwk_request *req)
         req->has_session = 1;
         memcpy(req->session, c->session->id, 16);
     }
-    if (kwk_request_encode(&message, req, &err) < 0)
+    if (kwk_request_encode(&p->message, req, &err) < 0)
         fail_msg("%s", err.msg);
     p->call = (kwkd_call){.daemon = &h->d, .uid = 1000, .pid = 7, .send = take_reply};
-    kwkd_call_run(&p->call, message.data, message.size);
-    kwk_buf_fini(&message);
     return p;
+}
+
+void call_go(pending *p)
+{
+    kwkd_call_run(&p->call, p->message.data, p->message.size);
+}
+
+pending *call_start(harness *h, const client *c, kwk_request *req)
+{
+    pending *p = call_prepare(h, c, req);
+
+    call_go(p);
+    return p;
+}
+
+void call_free(pending *p)
+{
+    assert_true(call_done(p));
+    kwk_buf_fini(&p->message);
+    kwk_buf_fini(&p->reply);
+    free(p);
 }
 
 int call_done(pending *p)
@@ -227,8 +245,7 @@ int call_end(harness *h, pending *p, kwk_tree **tree, kwk_error *err)
         *tree = t;
     else
         kwk_tree_free(t);
-    kwk_buf_fini(&p->reply);
-    free(p);
+    call_free(p);
     return rc;
 }
 

@@ -66,7 +66,12 @@ typedef struct pending pending; // a call under way
 
 pending *call_start(harness *h, const client *c,
                     kwk_request *req); // c may be NULL: uid 1000, pid 7
+
+/* The same in two halves: what the client does, and what the daemon does. */
+pending *call_prepare(harness *h, const client *c, kwk_request *req);
+void call_go(pending *p);
 int call_done(pending *p);
+void call_free(pending *p);    // a call that is done, whatever its reply
 void call_hang_up(pending *p); // the peer is gone
 
 /* Wait for the reply and free the call. The code of an error reply, or 0 and the tree. */

@@ -110,7 +110,8 @@ static int load(kwk_model **out, const kwk_model_options *o, kwk_error *err)
     if (o && o->precision && !strcmp(o->precision, "nonsense"))
         return kwk_fail(err, KWK_EINVAL, "precision 'nonsense' is unknown");
     m = calloc(1, sizeof *m);
-    CHECK(m);
+    if (!m)
+        return kwk_fail(err, KWK_ENOMEM, "a model");
     atomic_init(&m->refs, 1);
     m->kv_blocks = fake.kv_blocks;
     m->max_ctx = o && o->max_ctx && o->max_ctx < fake.max_ctx ? o->max_ctx : fake.max_ctx;
@@ -216,13 +217,17 @@ int kwk_seq_new(kwk_seq **out, kwk_model *m, kwk_error *err)
 {
     kwk_seq *s = calloc(1, sizeof *s);
 
-    CHECK(s);
+    if (!s)
+        return kwk_fail(err, KWK_ENOMEM, "a sequence");
     s->model = kwk_model_retain(m);
+    atomic_fetch_add(&fake_count.seqs, 1);
     s->ids = calloc((size_t)m->max_ctx, sizeof *s->ids);
     s->positions = calloc((size_t)m->max_ctx, sizeof *s->positions);
     s->valid = calloc((size_t)m->max_ctx, 1);
-    CHECK(s->ids && s->positions && s->valid);
-    atomic_fetch_add(&fake_count.seqs, 1);
+    if (!s->ids || !s->positions || !s->valid) {
+        kwk_seq_free(s);
+        return kwk_fail(err, KWK_ENOMEM, "a sequence");
+    }
     *out = s;
     return KWK_OK;
 }
@@ -244,6 +249,8 @@ int kwk_seq_fork(kwk_seq **out, const kwk_seq *s, kwk_error *err)
 {
     int rc = kwk_seq_new(out, s->model, err);
 
+    if (rc < 0)
+        return rc;
     memcpy((*out)->ids, s->ids, (size_t)s->n * sizeof *s->ids);
     memcpy((*out)->positions, s->positions, (size_t)s->n * sizeof *s->positions);
     memcpy((*out)->valid, s->valid, (size_t)s->n);
