@@ -28,14 +28,6 @@ static int show_progress(void *arg, double fraction)
     return ctl_interrupted;
 }
 
-/* The daemon works in another directory: an absolute path, where there is such a file here. */
-static char *absolute(const char *path)
-{
-    char *full = realpath(path, NULL);
-
-    return full ? full : strdup(path);
-}
-
 int ctl_load(ctl *x, int argc, char **argv)
 {
     enum { HAND_OVER = 1000, PRECISION, MIX_BITS, CTX, PIN, TIMEOUT };
@@ -46,7 +38,6 @@ int ctl_load(ctl *x, int argc, char **argv)
         CTL_COMMON_OPTIONS};
     kwk_client_load l = KWK_CLIENT_LOAD_INIT;
     int c, code = 0, hand_over = 0;
-    char *path = NULL;
     long long v = 0;
     kwk_error err;
 
@@ -84,7 +75,6 @@ int ctl_load(ctl *x, int argc, char **argv)
     l.name = argv[optind];
     l.progress = show_progress;
     l.progress_arg = x;
-    path = absolute(argv[optind + 1]);
     if (hand_over) {
         l.fd = open(argv[optind + 1], O_RDONLY | O_CLOEXEC);
         if (l.fd < 0) {
@@ -93,7 +83,7 @@ int ctl_load(ctl *x, int argc, char **argv)
             goto out;
         }
     } else {
-        l.path = path;
+        l.path = argv[optind + 1];
     }
     ctl_catch_signals();
     code = ctl_connect(x, 0);
@@ -111,7 +101,6 @@ int ctl_load(ctl *x, int argc, char **argv)
 out:
     if (l.fd >= 0)
         close(l.fd);
-    free(path);
     return code;
 }
 

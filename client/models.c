@@ -125,6 +125,7 @@ int kwk_client_load_model(kwk_client *c, const kwk_client_load *load, kwk_error 
     const char *state;
     int64_t deadline;
     kwk_request r;
+    char *full = NULL;
     int rc = kwk_client_check(c, err);
 
     if (rc == KWK_OK)
@@ -138,10 +139,13 @@ int kwk_client_load_model(kwk_client *c, const kwk_client_load *load, kwk_error 
     if (rc < 0)
         return rc;
     deadline = kwk_now_ms() + (l.timeout_ms ? l.timeout_ms : LOAD_TIMEOUT_MS);
+    /* The daemon works in another directory and takes no "..": the real path, if there is one here. */
+    if (l.path)
+        full = realpath(l.path, NULL);
     r = kwk_client_request(c, KWK_OP_load);
     r.u.load = (kwk_load_req){
         .name = l.name,
-        .path = l.path,
+        .path = full ? full : l.path,
         .precision = l.precision,
         .mix_bits = l.mix_bits,
         .max_ctx = l.max_ctx,
@@ -151,6 +155,7 @@ int kwk_client_load_model(kwk_client *c, const kwk_client_load *load, kwk_error 
         rc = kwk_door_pack(c, l.fd, &r.u.load.pack, err);
     if (rc == KWK_OK)
         rc = kwk_client_call(c, &r, c->timeout_ms, &t, NULL, err);
+    free(full);
     if (rc < 0)
         return rc;
     state = kwk_tree_str(t, "state");

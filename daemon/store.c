@@ -423,8 +423,11 @@ static int resolve(const kwkd_conf *conf, const char *path, char **out, kwk_erro
     for (int i = 0; i < conf->n_models; i++)
         by_name |= !strcmp(conf->models[i].path, path);
     by_place = by_name;
-    for (int i = 0; i < conf->n_model_dirs; i++)
-        by_name |= below(path, conf->model_dirs[i]);
+    for (int i = 0; i < conf->n_model_dirs && !by_name; i++) { // as configured, or what it links to
+        char *dir = realpath(conf->model_dirs[i], NULL);
+        by_name = below(path, conf->model_dirs[i]) || (dir && below(path, dir));
+        free(dir);
+    }
     if (!by_name)
         return kwk_fail(err, KWK_EPERM, "'%s' is not under a model directory of this daemon", path);
     real = realpath(path, NULL);

@@ -186,6 +186,25 @@ static void only_paths_below_the_model_directories_are_opened(void **state)
     assert_int_equal(load(&l), KWK_OK);
 }
 
+static void a_model_directory_may_be_a_link(void **state)
+{
+    char *dir = conf.model_dirs[0];
+    char alias[512];
+    kwkd_load l;
+
+    snprintf(alias, sizeof alias, "%s", path_of("alias"));
+    assert_int_equal(symlink(path_of("models"), alias), 0);
+    conf.model_dirs[0] = alias;
+    l = from("m", path_of("alias/a")); // by the link's name
+    assert_int_equal(load(&l), KWK_OK);
+    l = from("n", path_of("models/a")); // by the place it leads to
+    assert_int_equal(load(&l), KWK_OK);
+    l = from("o", path_of("secret"));
+    assert_int_equal(load(&l), KWK_EPERM);
+    conf.model_dirs[0] = dir;
+    unlink(alias);
+}
+
 static void a_failed_load_says_why_and_can_be_repeated(void **state)
 {
     kwkd_load l = from("m", path_of("models/damaged"));
@@ -407,6 +426,7 @@ int main(void)
         TEST(many_who_ask_share_one_load),
         TEST(another_model_cannot_take_the_name),
         TEST(only_paths_below_the_model_directories_are_opened),
+        TEST(a_model_directory_may_be_a_link),
         TEST(a_failed_load_says_why_and_can_be_repeated),
         TEST(an_unload_cancels_a_running_load),
         TEST(stopping_cancels_loads_at_once),

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,6 +53,7 @@ void daemon_restart(daemon_process *d, const char *const *args)
         argv[n++] = *args++;
     d->pid = fork();
     if (d->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); // no daemon outlives a test that failed
         const int log = open(d->log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
         dup2(log, 1);
         dup2(log, 2);
