@@ -67,7 +67,7 @@ KWK_API int kwk_client_query(kwk_client *c, const char *what, char **json, kwk_e
 typedef struct kwk_client_load {
     size_t size;
     const char *name;      // required
-    const char *path;      // under the daemon's model directories; relative to this process; or NULL and
+    const char *path;      // seen from this process, under the daemon's model directories; or NULL and
     int fd;                //   fd >= 0: a .kwk file or sealed memfd, handed over at the door
     const char *precision; // NULL: the model's own
     int mix_bits, max_ctx; // 0: default
