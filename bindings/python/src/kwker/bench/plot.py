@@ -45,10 +45,14 @@ def linear_ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 of each power of ten within low..high."""
+    """1, 2, 5 of each power of ten within low..high; more of them where those are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    every = (m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5))
-    return [t for t in every if low * 0.999 <= t <= high * 1.001]
+    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        every = (m * 10.0**e for e in range(first, last + 1) for m in steps)
+        ticks = [t for t in every if low * 0.999 <= t <= high * 1.001]
+        if len(ticks) >= 4:
+            break
+    return ticks
 
 
 class Axis:
@@ -178,6 +182,6 @@ def bars(points: list[Point], title: str) -> str:
             f'height="{row - 8}"/>'
         )
         if p.err > 0:
-            parts.append(_line(ax(p.y - p.err), mid, ax(p.y + p.err), mid, "whisker"))
+            parts.append(_line(ax(max(p.y - p.err, 0)), mid, ax(p.y + p.err), mid, "whisker"))
         parts.append(_text(ax(p.y + p.err) + 6, mid + 4, f"{p.y:.4g}", "tick", "start"))
     return _svg(title, parts, height)

@@ -34,6 +34,7 @@ def build(session, machine: dict, versions: dict, argv: list[str]) -> dict:
     return {
         "formats": [row.finish() for row in session.rows],
         "model": plan.source,
+        "grid": session.grid,
         "original": original,
         "protocol": session.protocol,
         "speed": {
@@ -128,6 +129,11 @@ def notes(report: dict) -> list[str]:
             f"{p['n_ctx']} tokens of {p['text']}, {p['scored_per_chunk']} predictions of each "
             f"scored, {bos}. Original: the float32 weights, PPL "
             f"{_with_error(report['original']['ppl'], report['original']['ppl_err'], 2)}."
+        )
+    if report["grid"]:
+        out.append(
+            f"The weights come from a quantised file ({report['grid']}) and lie on its grid: what "
+            "another format loses against them says little about its loss on the model itself."
         )
     if p.get("calib"):
         out.append(f"Calibrated on the first {p['calib_tokens']} tokens of {p['calib']}.")

@@ -6,6 +6,7 @@ that gets slower or faster meanwhile does so for all rows alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -112,6 +113,7 @@ class Session:
         self._progress = progress
         self.protocol = {}
         self.llama_build = None
+        self.grid = None  # what the source's weights were rounded to before
         self.original: dict = {}
         self.rows = [Row(f.name, "kwker", format=f) for f in plan.formats]
         if plan.transformers:
@@ -187,6 +189,10 @@ class Session:
 
     def _read_heads(self) -> None:
         self._heads = {}
+        if os.path.isfile(self.plan.source):
+            with contextlib.suppress(Failed):  # not a GGUF file: the rows will say so
+                kind = llamacpp.head(self.plan.source).kind
+                self.grid = None if kind in ("F32", "F16", "BF16") else kind
         for row in self._live("llama.cpp"):
             try:
                 head = self._heads[row.path] = llamacpp.head(row.path)

@@ -43,10 +43,14 @@ def _row_words(vocab: int) -> int:
 class LlamaWriter:
     """The file of llama-perplexity's --kl-divergence-base: magic, context, vocabulary, chunks, the
     text's tokens; then for each counted position a float32 step, the float32 least log-probability,
-    and the log-probabilities as 16-bit multiples of the step above it, none more than 16 below the
-    greatest."""
+    and the log-probabilities as 16-bit multiples of the step above it.
 
-    SPAN = np.float32(16)
+    llama-perplexity itself cuts at 16 below the greatest, which makes unlikely true tokens likelier
+    and so the base's perplexity too low: by 0.1 % in 20 chunks of a model of 135 million
+    parameters, a quarter of what 8-bit weights cost. Cutting lower takes a coarser step, still
+    under 0.001."""
+
+    SPAN = np.float32(48)
 
     def __init__(self, path, chunks: np.ndarray, vocab: int):
         self._vocab = vocab
