@@ -268,9 +268,7 @@ static int admit(kwkd_scheduler *s, kwkd_model *m, kwkd_job *j)
     return 1;
 }
 
-/* ---- choosing
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- choosing -------------------------------------------------------------------------------- */
 
 /* Is a served before b? */
 static int before(const kwkd_unit *a, const kwkd_unit *b)
@@ -400,9 +398,7 @@ static void add_prompts(kwkd_scheduler *s, kwkd_model *m)
     }
 }
 
-/* ---- running
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static void apply_job(kwkd_scheduler *s, kwkd_job *j, const kwk_row *last, int n)
 {

@@ -193,9 +193,7 @@ static void session_opened(void *arg)
     kwkd_control_probe(d->parts->control); // its client will connect to control next
 }
 
-/* ---- kwkerd.h
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- kwkerd.h -------------------------------------------------------------------------------- */
 
 static int open_parts(struct kwkd *d, kwk_error *err)
 {

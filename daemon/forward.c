@@ -425,9 +425,7 @@ int kwkd_forward_poll(kwkd_scheduler *s, kwkd_session *session, kwk_error *err)
     return rc < 0 ? rc : any;
 }
 
-/* ---- requests
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* The sequence of a request, at rest; NULL: *err says why not. */
 static kwkd_cseq *own_seq(kwkd_call *call, uint64_t id, kwk_error *err)

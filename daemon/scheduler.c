@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The engine thread's loop, the queue that feeds it, and how jobs and sessions end. Functions of
+ * The engine thread's loop, the inbox that feeds it, and how jobs and sessions end. Functions of
  * scheduler.h run on any thread and touch only what the lock or atomics protect; everything else
  * runs on the engine thread. Nothing here waits for a client: what cannot be written is tried
  * again.
@@ -15,44 +15,10 @@
 
 #include "daemon/log.h"
 
-/* ---- parties (under the lock)
- * ------------------------------------------------------------------------- */
-
-static kwkd_party *party_get(kwkd_scheduler *s, uint32_t uid, const char *tenant)
-{
-    kwkd_party *p = s->parties;
-
-    while (p && (p->uid != uid || strcmp(p->tenant, tenant)))
-        p = p->next;
-    if (!p) {
-        p = calloc(1, sizeof *p);
-        if (!p)
-            return NULL;
-        p->uid = uid;
-        strncpy(p->tenant, tenant, sizeof p->tenant - 1);
-        p->next = s->parties;
-        s->parties = p;
-    }
-    p->refs++;
-    return p;
-}
-
-static void party_put(kwkd_scheduler *s, kwkd_party *p)
-{
-    kwkd_party **at = &s->parties;
-
-    if (!p || --p->refs)
-        return;
-    while (*at != p)
-        at = &(*at)->next;
-    *at = p->next;
-    free(p);
-}
-
 /* ---- the inbox
  * --------------------------------------------------------------------------------------------- */
 
-static void enqueue(kwkd_scheduler *s, kwkd_work *w) // under the lock
+void kwkd_enqueue(kwkd_scheduler *s, kwkd_work *w)
 {
     w->next = NULL;
     *s->inbox_end = w;
@@ -68,7 +34,7 @@ int kwkd_scheduler_post(kwkd_scheduler *s, kwkd_work *w, kwk_error *err)
     if (s->mode == KWKD_STOPPED)
         rc = kwk_fail(err, KWK_ECLOSED, "the daemon ends");
     else
-        enqueue(s, w);
+        kwkd_enqueue(s, w);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }
@@ -99,9 +65,7 @@ static void run_inbox(kwkd_scheduler *s)
     }
 }
 
-/* ---- lanes
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 void kwkd_lane_open(kwkd_scheduler *s, kwkd_model *m)
 {
@@ -142,7 +106,7 @@ static void lane_remove(kwkd_job *j)
         m->lane.last_job = j->prev;
 }
 
-static void arrive_job(kwkd_scheduler *s, kwkd_work *w)
+void kwkd_arrive_job(kwkd_scheduler *s, kwkd_work *w)
 {
     kwkd_job *j = KWKD_OWNER(kwkd_job, work, w);
     kwkd_model *m = j->model;
@@ -156,9 +120,7 @@ static void arrive_job(kwkd_scheduler *s, kwkd_work *w)
     m->lane.last_job = j;
 }
 
-/* ---- sessions
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- sessions -------------------------------------------------------------------------------- */
 
 void kwkd_mark_dirty(kwkd_scheduler *s, kwkd_session *session)
 {
@@ -253,7 +215,7 @@ static void leave_session(kwkd_scheduler *s, kwkd_work *w)
     if (session->engine.next)
         session->engine.next->engine.prev = session->engine.prev;
     pthread_mutex_lock(&s->lock);
-    party_put(s, session->engine.party);
+    kwkd_party_put(s, session->engine.party);
     pthread_mutex_unlock(&s->lock);
     kwkd_session_unref(session);
 }
@@ -267,10 +229,10 @@ int kwkd_scheduler_add_session(kwkd_scheduler *s, kwkd_session *session, kwk_err
     pthread_mutex_lock(&s->lock);
     if (s->mode != KWKD_RUN)
         rc = kwk_fail(err, KWK_ECLOSED, "the daemon ends");
-    else if (!(session->engine.party = party_get(s, session->uid, "")))
+    else if (!(session->engine.party = kwkd_party_get(s, session->uid, "")))
         rc = kwk_fail(err, KWK_ENOMEM, "a session");
     else
-        enqueue(s, &kwkd_session_ref(session)->engine.arrive);
+        kwkd_enqueue(s, &kwkd_session_ref(session)->engine.arrive);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }
@@ -281,9 +243,7 @@ void kwkd_scheduler_drop_session(kwkd_scheduler *s, kwkd_session *session)
         (void)kwkd_scheduler_post(s, &session->engine.leave, NULL);
 }
 
-/* ---- jobs' ends
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- jobs' ends ------------------------------------------------------------------------------ */
 
 static void answer(kwkd_scheduler *s, kwkd_job *j)
 {
@@ -325,7 +285,7 @@ static void retire(kwkd_scheduler *s, kwkd_job *j)
     kwkd_count(&s->metrics->finished[j->finish], 1);
     answer(s, j);
     pthread_mutex_lock(&s->lock);
-    party_put(s, j->unit.party);
+    kwkd_party_put(s, j->unit.party);
     s->n_all--;
     pthread_mutex_unlock(&s->lock);
     kwkd_job_free(j);
@@ -386,9 +346,7 @@ static void sweep(kwkd_scheduler *s, kwkd_model *m, int draining)
     }
 }
 
-/* ---- the thread
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void poll_submissions(kwkd_scheduler *s)
 {
@@ -632,115 +590,6 @@ void kwkd_scheduler_free(kwkd_scheduler *s)
     free(s);
 }
 
-/* Under the lock: the inline job that a repeated request joins. */
-static kwkd_job *find_inline(kwkd_scheduler *s, uint32_t uid, const char *request_id)
-{
-    for (kwkd_job *j = s->all; request_id && j; j = j->all_next)
-        if (!j->session && j->uid == uid && j->request_id && !strcmp(j->request_id, request_id) &&
-            j->n_calls && j->n_calls < KWKD_JOB_CALLS)
-            return j;
-    return NULL;
-}
-
-static int busy(kwkd_scheduler *s, int *retry_ms, kwk_error *err, int n, const char *whose)
-{
-    const int running = atomic_load(&s->running);
-    const uint64_t ms = s->job_us / 1000 * (uint64_t)(s->n_queued + 1) / (uint64_t)running;
-
-    *retry_ms = ms < 50 ? 50 : ms > 10000 ? 10000 : (int)ms;
-    return kwk_fail(err, KWK_EBUSY, "%d generations wait%s, the queue is full", n, whose);
-}
-
-/* Under the lock. */
-static int submit(kwkd_scheduler *s, kwkd_job *j, kwkd_call *call, int *retry_ms, kwk_error *err)
-{
-    kwkd_job *other = call ? find_inline(s, j->uid, j->request_id) : NULL;
-    kwkd_party *p;
-
-    if (s->mode != KWKD_RUN)
-        return kwk_fail(err, KWK_ECLOSED, "the daemon ends");
-    if (other) {
-        other->calls[other->n_calls++] = call;
-        return 1;
-    }
-    p = party_get(s, j->uid, j->tenant);
-    if (!p)
-        return kwk_fail(err, KWK_ENOMEM, "a generation");
-    if (s->n_queued >= atomic_load(&s->queue) || p->n_waiting >= atomic_load(&s->queue_per_user)) {
-        const int rc = s->n_queued >= atomic_load(&s->queue)
-                           ? busy(s, retry_ms, err, s->n_queued, "")
-                           : busy(s, retry_ms, err, p->n_waiting, " for this user");
-        party_put(s, p);
-        return rc;
-    }
-    j->unit.party = p;
-    j->unit.session_served = j->session ? &j->session->engine.served : &p->inline_served;
-    j->unit.arrival = ++s->arrivals;
-    j->counted_waiting = 1;
-    p->n_waiting++;
-    s->n_queued++;
-    s->n_all++;
-    if (call)
-        j->calls[j->n_calls++] = call;
-    j->all_next = s->all;
-    if (s->all)
-        s->all->all_prev = j;
-    s->all = j;
-    j->work.run = arrive_job;
-    enqueue(s, &j->work);
-    return 0;
-}
-
-int kwkd_scheduler_submit(kwkd_scheduler *s, kwkd_job *job, kwkd_call *call, int *retry_ms,
-                          kwk_error *err)
-{
-    int rc;
-
-    pthread_mutex_lock(&s->lock);
-    rc = submit(s, job, call, retry_ms, err);
-    pthread_mutex_unlock(&s->lock);
-    if (rc == 1)
-        kwkd_job_free(job);
-    return rc;
-}
-
-int kwkd_scheduler_repeated(kwkd_scheduler *s, const kwkd_session *session, uint32_t stream,
-                            const char *request_id, uint64_t *seed)
-{
-    int found = 0;
-
-    pthread_mutex_lock(&s->lock);
-    for (const kwkd_job *j = s->all; j && !found; j = j->all_next) {
-        found = j->session == session && j->stream == stream && j->request_id &&
-                !strcmp(j->request_id, request_id);
-        if (found)
-            *seed = j->sampling.seed;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return found;
-}
-
-int kwkd_scheduler_cancel(kwkd_scheduler *s, const kwkd_session *session, uint32_t stream,
-                          uint32_t uid, const char *request_id)
-{
-    int n = 0;
-
-    pthread_mutex_lock(&s->lock);
-    for (kwkd_job *j = s->all; j; j = j->all_next) {
-        const int hit = session ? j->session == session && j->stream == stream
-                                : j->uid == uid && j->request_id && request_id &&
-                                      !strcmp(j->request_id, request_id);
-        if (hit && !atomic_exchange(&j->cancel, 1))
-            n++;
-    }
-    if (n) {
-        s->woken = 1;
-        pthread_cond_signal(&s->wake);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return n;
-}
-
 void kwkd_scheduler_counts(kwkd_scheduler *s, int *running, int *waiting)
 {
     *running = atomic_load(&s->n_running);
@@ -760,14 +609,4 @@ int kwkd_scheduler_idle(kwkd_scheduler *s)
 uint64_t kwkd_scheduler_pulse(kwkd_scheduler *s)
 {
     return atomic_load(&s->asleep) ? 0 : atomic_load(&s->pulse);
-}
-
-uint64_t kwkd_next_arrival(kwkd_scheduler *s)
-{
-    uint64_t n;
-
-    pthread_mutex_lock(&s->lock);
-    n = ++s->arrivals;
-    pthread_mutex_unlock(&s->lock);
-    return n;
 }

@@ -89,6 +89,18 @@ void kwkd_mark_dirty(kwkd_scheduler *s, kwkd_session *session);
 /** Poll this session's submissions from now on, or no longer. */
 int kwkd_poll_session(kwkd_scheduler *s, kwkd_session *session, int on);
 
+/** Hand w to the engine thread; under the lock. */
+void kwkd_enqueue(kwkd_scheduler *s, kwkd_work *w);
+
+kwkd_work_fn kwkd_arrive_job; // of a job: it joins its model's lane
+
+/* ---- queue.c
+ * ------------------------------------------------------------------------------------- */
+
+/** The party of a user and tenant, one reference; NULL: out of memory. Both under the lock. */
+kwkd_party *kwkd_party_get(kwkd_scheduler *s, uint32_t uid, const char *tenant);
+void kwkd_party_put(kwkd_scheduler *s, kwkd_party *p); // NULL allowed
+
 /** The next place in the order of arrival. */
 uint64_t kwkd_next_arrival(kwkd_scheduler *s);
 

@@ -1,154 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The models and the threads that load them: one for paths, which also frees released models (that
- * can take long), one for packs, so that a slow descriptor delays packs only. All state is under
- * one lock that is never held while loading. Functions of store.h: any thread.
+ * The models by name: what is asked for, who may ask, what becomes of it. All state is under one
+ * lock, held for moments. Functions of store.h: any thread.
  */
-#include "daemon/store.h"
-
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/paths.h"
+#include "daemon/store_state.h"
 #include "daemon/work.h"
 
 enum { LOADS_MAX = 16, MODELS_MAX = 256, RETRY_MS = 500 };
-enum { PATHS, PACKS, LOADERS };
-
-typedef struct waiter {
-    struct waiter *next;
-    kwkd_loaded_fn *done;
-    void *arg;
-} waiter;
-
-typedef struct entry {
-    struct entry *next; // sorted by name
-    kwkd_store *store;
-    char *name, *path, *precision; // path "" for a pack; precision NULL: own
-    int fd;                        // pack, until loaded; -1
-    dev_t dev;
-    ino_t ino; // of the pack
-    int mix_bits, max_ctx, pin, configured;
-    uint32_t uid;
-    kwkd_state state;
-    int taken;   // a loader works on it
-    int dropped; // out of the list; its loader frees it
-    int checked; // its size was held against the budget
-    atomic_int cancel;
-    _Atomic uint64_t loaded, total; // bytes
-    kwk_error error;
-    kwkd_model *model;
-    waiter *waiters;
-} entry;
-
-typedef struct loader {
-    kwkd_store *store;
-    int kind;
-    pthread_t thread;
-    int started;
-} loader;
-
-struct kwkd_store {
-    pthread_mutex_t lock;
-    pthread_cond_t change;
-    kwkd_metrics *metrics;
-    const kwkd_conf *conf; // borrowed; replaced under the lock
-    entry *entries;
-    kwkd_model *released; // to be freed
-    int stopping;
-    loader loaders[LOADERS];
-};
-
-/* ---- models
- * ------------------------------------------------------------------------------------------ */
-
-kwkd_model *kwkd_model_ref(kwkd_model *m)
-{
-    atomic_fetch_add_explicit(&m->refs, 1, memory_order_relaxed);
-    return m;
-}
-
-static void model_destroy(kwkd_model *m)
-{
-    kwk_model_free(m->engine);
-    free(m->name);
-    free(m);
-}
-
-void kwkd_model_unref(kwkd_model *m)
-{
-    kwkd_store *s;
-    int left_to_us;
-
-    if (!m)
-        return;
-    atomic_store(&m->used_us, kwkd_now_us());
-    s = m->store;
-    if (atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
-        return;
-    pthread_mutex_lock(&s->lock);
-    left_to_us = s->stopping;
-    if (!left_to_us) {
-        m->next = s->released;
-        s->released = m;
-        pthread_cond_broadcast(&s->change);
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (left_to_us)
-        model_destroy(m);
-}
-
-static int idle(const kwkd_model *m) // only the store holds it
-{
-    return atomic_load(&m->refs) == 1;
-}
-
-static int model_new(kwkd_model **out, const entry *e, kwk_model *engine, kwk_error *err)
-{
-    kwkd_model *m = calloc(1, sizeof *m);
-    uint64_t slots;
-
-    if (m)
-        m->name = strdup(e->name);
-    if (!m || !m->name) {
-        free(m);
-        return kwk_fail(err, KWK_ENOMEM, "a model's entry");
-    }
-    atomic_init(&m->refs, 1);
-    m->store = e->store;
-    m->engine = engine;
-    kwk_model_describe(engine, &m->info);
-    slots = m->info.kv_blocks * 32;
-    m->max_tokens = slots < (uint64_t)m->info.max_ctx ? (int)slots : m->info.max_ctx;
-    atomic_init(&m->used_us, kwkd_now_us());
-    for (int32_t id = 0; id < m->info.vocab; id++) {
-        const uint8_t *bytes;
-        size_t n = 0;
-        if (kwk_model_token_bytes(engine, id, &bytes, &n, NULL) == KWK_OK) {
-            m->has_text = 1;
-            if (n > m->max_token_bytes)
-                m->max_token_bytes = n;
-        } else if (id == 0) {
-            break; // the source has no tokenizer
-        }
-    }
-    *out = m;
-    return KWK_OK;
-}
 
 /* ---- entries
  * ------------------------------------------------------------------------------------------ */
 
-static void entry_free(entry *e)
+void kwkd_entry_free(kwkd_entry *e)
 {
     if (!e)
         return;
@@ -161,26 +33,26 @@ static void entry_free(entry *e)
     free(e);
 }
 
-static entry **find(kwkd_store *s, const char *name) // where it is, or would be
+static kwkd_entry **find(kwkd_store *s, const char *name) // where it is, or would be
 {
-    entry **at = &s->entries;
+    kwkd_entry **at = &s->entries;
 
     while (*at && strcmp((*at)->name, name) < 0)
         at = &(*at)->next;
     return at;
 }
 
-static entry *lookup(kwkd_store *s, const char *name)
+static kwkd_entry *lookup(kwkd_store *s, const char *name)
 {
-    entry *e = *find(s, name);
+    kwkd_entry *e = *find(s, name);
 
     return e && !strcmp(e->name, name) ? e : NULL;
 }
 
 /* Take e out of the list. What loads is left to its loader; the rest is freed here. */
-static void drop(kwkd_store *s, entry *e, waiter **waiters)
+void kwkd_store_drop(kwkd_store *s, kwkd_entry *e, kwkd_waiter **waiters)
 {
-    entry **at = find(s, e->name);
+    kwkd_entry **at = find(s, e->name);
 
     assert(*at == e);
     *at = e->next;
@@ -189,7 +61,7 @@ static void drop(kwkd_store *s, entry *e, waiter **waiters)
     if (e->taken)
         return;
     while (e->waiters) { // was queued
-        waiter *w = e->waiters;
+        kwkd_waiter *w = e->waiters;
         e->waiters = w->next;
         w->next = *waiters;
         *waiters = w;
@@ -202,277 +74,45 @@ static void drop(kwkd_store *s, entry *e, waiter **waiters)
             pthread_cond_broadcast(&s->change);
         }
     }
-    entry_free(e);
+    kwkd_entry_free(e);
 }
 
-static void tell(waiter *waiters, int rc, const kwk_error *err)
+void kwkd_store_tell(kwkd_waiter *waiters, int rc, const kwk_error *err)
 {
     while (waiters) {
-        waiter *w = waiters;
+        kwkd_waiter *w = waiters;
         waiters = w->next;
         w->done(w->arg, rc, err);
         free(w);
     }
 }
 
-static void tell_cancelled(waiter *waiters, const char *why)
+void kwkd_store_tell_cancelled(kwkd_waiter *waiters, const char *why)
 {
     kwk_error err = {0};
 
     if (waiters)
-        tell(waiters, kwk_fail(&err, KWK_ECANCELED, "%s", why), &err);
+        kwkd_store_tell(waiters, kwk_fail(&err, KWK_ECANCELED, "%s", why), &err);
 }
 
-/* ---- loading
- * ------------------------------------------------------------------------------------------- */
-
-/* Bytes of the other models, loaded or on the way. */
-static uint64_t others(kwkd_store *s, const entry *self)
+void kwkd_store_evict(kwkd_store *s, kwkd_entry *e, const char *why)
 {
-    uint64_t sum = 0;
-
-    for (const entry *e = s->entries; e; e = e->next) {
-        if (e == self)
-            continue;
-        if (e->state == KWKD_READY)
-            sum += e->model->info.packed_bytes;
-        else if (e->state == KWKD_LOADING && e->checked)
-            sum += atomic_load(&e->total);
-    }
-    return sum;
-}
-
-static entry *oldest_idle(kwkd_store *s)
-{
-    entry *best = NULL;
-
-    for (entry *e = s->entries; e; e = e->next)
-        if (e->state == KWKD_READY && !e->pin && idle(e->model) &&
-            (!best || atomic_load(&e->model->used_us) < atomic_load(&best->model->used_us)))
-            best = e;
-    return best;
-}
-
-static void evict(kwkd_store *s, entry *e, const char *why)
-{
-    waiter *none = NULL;
+    kwkd_waiter *none = NULL;
 
     kwkd_log(KWKD_NOTICE, "model evicted", "name=%s bytes=%lu reason=%s", e->name,
              (unsigned long)e->model->info.packed_bytes, why);
     kwkd_count(&s->metrics->evictions, 1);
-    drop(s, e, &none);
+    kwkd_store_drop(s, e, &none);
 }
 
-/* Make room for `total` more bytes of e under the budget. */
-static int make_room(kwkd_store *s, entry *e, uint64_t total)
-{
-    const uint64_t budget = (uint64_t)s->conf->model_bytes;
-
-    e->checked = 1;
-    if (!budget)
-        return KWK_OK;
-    while (others(s, e) + total > budget) {
-        entry *victim = total <= budget ? oldest_idle(s) : NULL;
-        if (!victim)
-            return kwk_fail(
-                &e->error, KWK_EFULL,
-                "model of %llu bytes: others have %llu of the %llu that models may take",
-                (unsigned long long)total, (unsigned long long)others(s, e),
-                (unsigned long long)budget);
-        evict(s, victim, "room");
-    }
-    return KWK_OK;
-}
-
-static int progress(void *arg, uint64_t done, uint64_t total) // kwk_progress_fn
-{
-    entry *e = arg;
-    kwkd_store *s = e->store;
-    int rc = KWK_OK;
-
-    atomic_store(&e->total, total);
-    atomic_store(&e->loaded, done);
-    if (!e->checked) {
-        pthread_mutex_lock(&s->lock);
-        rc = make_room(s, e, total);
-        pthread_mutex_unlock(&s->lock);
-    }
-    return rc < 0 || atomic_load(&e->cancel);
-}
-
-/* Load e, which this thread has taken. */
-static void load(kwkd_store *s, entry *e)
-{
-    kwk_model_options o = KWK_MODEL_OPTIONS_INIT;
-    const uint64_t start = kwkd_now_us();
-    kwk_model *engine = NULL;
-    kwkd_model *model = NULL;
-    waiter *waiters;
-    kwk_error err = {0};
-    int rc, dropped;
-
-    o.precision = e->precision;
-    o.mix_bits = e->mix_bits;
-    o.max_ctx = e->max_ctx;
-    o.progress = progress;
-    o.progress_arg = e;
-    pthread_mutex_lock(&s->lock);
-    o.kv_bytes = (uint64_t)s->conf->kv_bytes;
-    pthread_mutex_unlock(&s->lock);
-    kwkd_log(KWKD_INFO, "model loading", "name=%s path=%s precision=%s uid=%u", e->name, e->path,
-             e->precision, e->uid);
-    rc = e->fd >= 0 ? kwk_model_open_fd(&engine, e->fd, &o, &err)
-                    : kwk_model_open(&engine, e->path, &o, &err);
-    if (rc == KWK_ECANCELED && e->error.code) { // it was the budget that cancelled
-        err = e->error;
-        rc = err.code;
-    }
-    if (rc == KWK_OK)
-        rc = model_new(&model, e, engine, &err);
-    if (rc < 0) {
-        kwk_model_free(engine);
-        kwkd_count(&s->metrics->load_failures, 1);
-        kwkd_log(KWKD_WARNING, "model failed", "name=%s error=%s message=%s", e->name,
-                 kwk_error_name(rc), err.msg);
-    } else {
-        kwkd_count(&s->metrics->loads, 1);
-        kwkd_log(KWKD_NOTICE, "model ready",
-                 "name=%s type=%s precision=%s bytes=%lu context=%d ms=%lu", e->name,
-                 model->info.model_type, model->info.precision,
-                 (unsigned long)model->info.packed_bytes, model->max_tokens,
-                 (unsigned long)((kwkd_now_us() - start) / 1000));
-    }
-    pthread_mutex_lock(&s->lock);
-    waiters = e->waiters;
-    e->waiters = NULL;
-    e->taken = 0;
-    e->model = model;
-    e->state = rc < 0 ? KWKD_FAILED : KWKD_READY;
-    e->error = err;
-    if (e->fd >= 0)
-        close(e->fd);
-    e->fd = -1;
-    dropped = e->dropped;
-    pthread_mutex_unlock(&s->lock);
-    if (dropped) { // unloaded meanwhile
-        kwkd_model_unref(model);
-        entry_free(e);
-        tell_cancelled(waiters, "the model was unloaded");
-    } else {
-        tell(waiters, rc, &err);
-    }
-}
-
-static entry *next_load(kwkd_store *s, int kind)
-{
-    for (entry *e = s->entries; e; e = e->next)
-        if (e->state == KWKD_LOADING && !e->taken && (e->fd >= 0) == (kind == PACKS))
-            return e;
-    return NULL;
-}
-
-static void *run(void *arg)
-{
-    loader *l = arg;
-    kwkd_store *s = l->store;
-
-    pthread_mutex_lock(&s->lock);
-    while (!s->stopping) {
-        entry *e = next_load(s, l->kind);
-        kwkd_model *m = l->kind == PATHS ? s->released : NULL;
-        if (m)
-            s->released = m->next;
-        else if (e)
-            e->taken = 1;
-        else {
-            pthread_cond_wait(&s->change, &s->lock);
-            continue;
-        }
-        pthread_mutex_unlock(&s->lock);
-        if (m)
-            model_destroy(m);
-        else
-            load(s, e);
-        pthread_mutex_lock(&s->lock);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return NULL;
-}
-
-/* ---- what may be loaded
- * ----------------------------------------------------------------------------------- */
-
-/* Is `path` below `dir`, by name, without "..": nothing outside is even looked at? */
-static int below(const char *path, const char *dir)
-{
-    size_t n = strlen(dir);
-
-    while (n > 1 && dir[n - 1] == '/')
-        n--;
-    return !strncmp(path, dir, n) && path[n] == '/' && path[n + 1] && !strstr(path, "/../") &&
-           (strlen(path) < 3 || strcmp(path + strlen(path) - 3, "/.."));
-}
-
-/* The real path of what a client asks for, if it lies under a model directory or is a configured
- * model's; malloc'd. */
-static int resolve(const kwkd_conf *conf, const char *path, char **out, kwk_error *err)
-{
-    int by_name = 0, by_place = 0;
-    char *real;
-
-    for (int i = 0; i < conf->n_models; i++)
-        by_name |= !strcmp(conf->models[i].path, path);
-    by_place = by_name;
-    for (int i = 0; i < conf->n_model_dirs && !by_name; i++) { // as configured, or what it links to
-        char *dir = realpath(conf->model_dirs[i], NULL);
-        by_name = below(path, conf->model_dirs[i]) || (dir && below(path, dir));
-        free(dir);
-    }
-    if (!by_name)
-        return kwk_fail(err, KWK_EPERM, "'%s' is not under a model directory of this daemon", path);
-    real = realpath(path, NULL);
-    if (!real)
-        return kwk_fail(err, errno == ENOENT || errno == ENOTDIR ? KWK_ENOENT : KWK_EIO, "'%s': %s",
-                        path, strerror(errno));
-    for (int i = 0; i < conf->n_model_dirs && !by_place; i++) { // links may lead elsewhere
-        char *dir = realpath(conf->model_dirs[i], NULL);
-        by_place = dir && below(real, dir);
-        free(dir);
-    }
-    if (!by_place) {
-        free(real);
-        return kwk_fail(err, KWK_EPERM, "'%s' leads out of the model directories", path);
-    }
-    *out = real;
-    return KWK_OK;
-}
-
-/* A descriptor whose reads cannot hang on its owner's own file server. */
-static int check_pack(int fd, struct stat *st, kwk_error *err)
-{
-    static const unsigned long remote[] = {
-        0x65735546, 0x6969, 0xff534d42, 0xfe534d42, 0x01021997, 0x00c36400, 0x5346414f,
-    }; // FUSE, NFS, CIFS, SMB2, 9P, Ceph, AFS
-    struct statfs fs;
-    const int flags = fcntl(fd, F_GETFL);
-
-    if (fstat(fd, st) < 0 || fstatfs(fd, &fs) < 0 || flags < 0)
-        return kwk_fail(err, KWK_EIO, "pack: %s", strerror(errno));
-    if (!S_ISREG(st->st_mode) || (flags & O_PATH) || (flags & O_ACCMODE) == O_WRONLY)
-        return kwk_fail(err, KWK_EUNSUPPORTED, "pack: no regular file or memfd open for reading");
-    for (size_t i = 0; i < sizeof remote / sizeof *remote; i++)
-        if ((unsigned long)fs.f_type == remote[i])
-            return kwk_fail(err, KWK_EUNSUPPORTED,
-                            "pack: on a network or user-space file system; use a sealed memfd");
-    return KWK_OK;
-}
+/* ---- store.h --------------------------------------------------------------------------------- */
 
 static int same_text(const char *a, const char *b)
 {
     return a && b ? !strcmp(a, b) : a == b;
 }
 
-static int same(const entry *e, const kwkd_load *l, const char *path, const struct stat *st)
+static int same(const kwkd_entry *e, const kwkd_load *l, const char *path, const struct stat *st)
 {
     if (!same_text(e->precision, l->precision) || e->mix_bits != l->mix_bits ||
         e->max_ctx != l->max_ctx)
@@ -481,10 +121,6 @@ static int same(const entry *e, const kwkd_load *l, const char *path, const stru
         return e->path[0] && !strcmp(e->path, path);
     return !e->path[0] && e->dev == st->st_dev && e->ino == st->st_ino;
 }
-
-/* ---- store.h
- * ------------------------------------------------------------------------------------------------
- */
 
 int kwkd_store_new(kwkd_store **out, kwkd_metrics *metrics, kwk_error *err)
 {
@@ -497,19 +133,19 @@ int kwkd_store_new(kwkd_store **out, kwkd_metrics *metrics, kwk_error *err)
     pthread_cond_init(&s->change, NULL);
     s->metrics = metrics;
     s->conf = &nothing;
-    for (int i = 0; i < LOADERS; i++) {
-        loader *l = &s->loaders[i];
+    for (int i = 0; i < KWKD_LOADERS; i++) {
+        kwkd_loader *l = &s->loaders[i];
         int rc;
         l->store = s;
         l->kind = i;
-        rc = pthread_create(&l->thread, NULL, run, l);
+        rc = pthread_create(&l->thread, NULL, kwkd_store_loader, l);
         if (rc) {
             kwkd_store_stop(s);
             kwkd_store_free(s);
             return kwk_fail(err, KWK_ENOMEM, "a loader thread: %s", strerror(rc));
         }
         l->started = 1;
-        pthread_setname_np(l->thread, i == PATHS ? "kwkd-load" : "kwkd-pack");
+        pthread_setname_np(l->thread, i == KWKD_PATHS ? "kwkd-load" : "kwkd-pack");
     }
     *out = s;
     return KWK_OK;
@@ -524,45 +160,45 @@ void kwkd_store_configure(kwkd_store *s, const kwkd_conf *conf)
 
 void kwkd_store_stop(kwkd_store *s)
 {
-    waiter *waiters = NULL;
+    kwkd_waiter *waiters = NULL;
 
     pthread_mutex_lock(&s->lock);
     s->stopping = 1;
-    for (entry *e = s->entries, *next; e; e = next) {
+    for (kwkd_entry *e = s->entries, *next; e; e = next) {
         next = e->next;
         if (e->state == KWKD_LOADING)
-            drop(s, e, &waiters);
+            kwkd_store_drop(s, e, &waiters);
     }
     pthread_cond_broadcast(&s->change);
     pthread_mutex_unlock(&s->lock);
-    tell_cancelled(waiters, "the daemon ends");
+    kwkd_store_tell_cancelled(waiters, "the daemon ends");
 }
 
 void kwkd_store_free(kwkd_store *s)
 {
-    waiter *none = NULL;
+    kwkd_waiter *none = NULL;
 
     if (!s)
         return;
-    for (int i = 0; i < LOADERS; i++)
+    for (int i = 0; i < KWKD_LOADERS; i++)
         if (s->loaders[i].started)
             pthread_join(s->loaders[i].thread, NULL);
     while (s->entries)
-        drop(s, s->entries, &none);
+        kwkd_store_drop(s, s->entries, &none);
     while (s->released) {
         kwkd_model *m = s->released;
         s->released = m->next;
-        model_destroy(m);
+        kwkd_model_destroy(m);
     }
     pthread_cond_destroy(&s->change);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
-static int entry_new(entry **out, kwkd_store *s, const kwkd_load *l, const char *path,
+static int entry_new(kwkd_entry **out, kwkd_store *s, const kwkd_load *l, const char *path,
                      const struct stat *st, kwk_error *err)
 {
-    entry *e = calloc(1, sizeof *e);
+    kwkd_entry *e = calloc(1, sizeof *e);
 
     if (!e)
         return kwk_fail(err, KWK_ENOMEM, "a model's entry");
@@ -572,7 +208,7 @@ static int entry_new(entry **out, kwkd_store *s, const kwkd_load *l, const char 
     e->path = strdup(path);
     e->precision = l->precision ? strdup(l->precision) : NULL;
     if (!e->name || !e->path || (l->precision && !e->precision)) {
-        entry_free(e);
+        kwkd_entry_free(e);
         return kwk_fail(err, KWK_ENOMEM, "a model's entry");
     }
     e->dev = st->st_dev;
@@ -588,13 +224,13 @@ static int entry_new(entry **out, kwkd_store *s, const kwkd_load *l, const char 
 
 /* Under the lock: put a new entry into the list, in the place of a failed one. */
 static int enter(kwkd_store *s, const kwkd_load *l, const char *path, const struct stat *st,
-                 entry **out, kwk_error *err)
+                 kwkd_entry **out, kwk_error *err)
 {
-    entry *old = lookup(s, l->name), *e = NULL, **at;
-    waiter *none = NULL;
+    kwkd_entry *old = lookup(s, l->name), *e = NULL, **at;
+    kwkd_waiter *none = NULL;
     int n = 0, loading = 0, rc;
 
-    for (const entry *c = s->entries; c; c = c->next) {
+    for (const kwkd_entry *c = s->entries; c; c = c->next) {
         n++;
         loading += c->state == KWKD_LOADING;
     }
@@ -608,7 +244,7 @@ static int enter(kwkd_store *s, const kwkd_load *l, const char *path, const stru
     if (rc < 0)
         return rc;
     if (old) // failed
-        drop(s, old, &none);
+        kwkd_store_drop(s, old, &none);
     if (!l->path)
         e->fd = l->fd;
     at = find(s, l->name);
@@ -619,16 +255,16 @@ static int enter(kwkd_store *s, const kwkd_load *l, const char *path, const stru
     return KWK_OK;
 }
 
-static int may_change(const entry *e, uint32_t uid)
+static int may_change(const kwkd_entry *e, uint32_t uid)
 {
     return uid == 0 || uid == geteuid() || (uid == e->uid && !e->configured);
 }
 
 /* Under the lock, everything checked. *w is used when there is something to wait for. */
 static int load_locked(kwkd_store *s, const kwkd_load *l, const char *path, const struct stat *st,
-                       waiter **w, kwk_error *err)
+                       kwkd_waiter **w, kwk_error *err)
 {
-    entry *e = lookup(s, l->name);
+    kwkd_entry *e = lookup(s, l->name);
     int rc;
 
     if (e && e->state != KWKD_FAILED && !same(e, l, path, st))
@@ -659,7 +295,7 @@ static int load_locked(kwkd_store *s, const kwkd_load *l, const char *path, cons
 int kwkd_store_load(kwkd_store *s, const kwkd_load *l, kwkd_loaded_fn *done, void *arg,
                     kwk_error *err)
 {
-    waiter *w = done ? calloc(1, sizeof *w) : NULL;
+    kwkd_waiter *w = done ? calloc(1, sizeof *w) : NULL;
     struct stat st = {0};
     char *path = NULL;
     int rc = KWK_OK;
@@ -667,14 +303,14 @@ int kwkd_store_load(kwkd_store *s, const kwkd_load *l, kwkd_loaded_fn *done, voi
     if (done && !w)
         return kwk_fail(err, KWK_ENOMEM, "a waiting request");
     if (w)
-        *w = (waiter){.done = done, .arg = arg};
+        *w = (kwkd_waiter){.done = done, .arg = arg};
     if (!l->path) {
-        rc = check_pack(l->fd, &st, err);
+        rc = kwkd_pack_check(l->fd, &st, err);
     } else if (l->configured) {
         path = realpath(l->path, NULL); // missing: the load says so
     } else { // the lock also keeps the configuration; resolving touches model directories only
         pthread_mutex_lock(&s->lock);
-        rc = resolve(s->conf, l->path, &path, err);
+        rc = kwkd_path_resolve(s->conf, l->path, &path, err);
         pthread_mutex_unlock(&s->lock);
     }
     if (rc == KWK_OK) {
@@ -689,8 +325,8 @@ int kwkd_store_load(kwkd_store *s, const kwkd_load *l, kwkd_loaded_fn *done, voi
 
 int kwkd_store_unload(kwkd_store *s, const char *name, uint32_t uid, kwk_error *err)
 {
-    waiter *waiters = NULL;
-    entry *e;
+    kwkd_waiter *waiters = NULL;
+    kwkd_entry *e;
     int rc = KWK_OK;
 
     pthread_mutex_lock(&s->lock);
@@ -700,9 +336,9 @@ int kwkd_store_unload(kwkd_store *s, const char *name, uint32_t uid, kwk_error *
     else if (!may_change(e, uid))
         rc = kwk_fail(err, KWK_EPERM, "model '%s' belongs to another user", name);
     else
-        drop(s, e, &waiters);
+        kwkd_store_drop(s, e, &waiters);
     pthread_mutex_unlock(&s->lock);
-    tell_cancelled(waiters, "the model was unloaded");
+    kwkd_store_tell_cancelled(waiters, "the model was unloaded");
     if (rc == KWK_OK)
         kwkd_log(KWKD_NOTICE, "model unloaded", "name=%s uid=%u", name, uid);
     return rc;
@@ -710,7 +346,7 @@ int kwkd_store_unload(kwkd_store *s, const char *name, uint32_t uid, kwk_error *
 
 int kwkd_store_pin(kwkd_store *s, const char *name, int pin, uint32_t uid, kwk_error *err)
 {
-    entry *e;
+    kwkd_entry *e;
     int rc = KWK_OK;
 
     pthread_mutex_lock(&s->lock);
@@ -725,7 +361,7 @@ int kwkd_store_pin(kwkd_store *s, const char *name, int pin, uint32_t uid, kwk_e
     return rc;
 }
 
-static double fraction(const entry *e)
+static double fraction(const kwkd_entry *e)
 {
     const uint64_t total = atomic_load(&e->total), done = atomic_load(&e->loaded);
 
@@ -752,7 +388,7 @@ static const char *default_name(kwkd_store *s, kwk_error *err)
 static int start_configured(kwkd_store *s, const char *name, kwk_error *err)
 {
     const struct stat none = {0};
-    entry *e;
+    kwkd_entry *e;
 
     for (int i = 0; i < s->conf->n_models; i++) {
         const kwkd_model_conf *c = &s->conf->models[i];
@@ -780,7 +416,7 @@ static int start_configured(kwkd_store *s, const char *name, kwk_error *err)
 int kwkd_store_find(kwkd_store *s, const char *name, kwkd_model **out, int *retry_ms,
                     kwk_error *err)
 {
-    entry *e;
+    kwkd_entry *e;
     int rc = KWK_OK;
 
     pthread_mutex_lock(&s->lock);
@@ -809,7 +445,7 @@ int kwkd_store_find(kwkd_store *s, const char *name, kwkd_model **out, int *retr
 void kwkd_store_each(kwkd_store *s, void (*fn)(void *arg, const kwkd_model_row *row), void *arg)
 {
     pthread_mutex_lock(&s->lock);
-    for (const entry *e = s->entries; e; e = e->next) {
+    for (const kwkd_entry *e = s->entries; e; e = e->next) {
         const kwkd_model_row row = {.name = e->name,
                                     .state = e->state,
                                     .progress = fraction(e),
@@ -830,7 +466,7 @@ void kwkd_store_counts(kwkd_store *s, int *ready, int *loading, double *done)
     double sum = 0;
 
     pthread_mutex_lock(&s->lock);
-    for (const entry *e = s->entries; e; e = e->next) {
+    for (const kwkd_entry *e = s->entries; e; e = e->next) {
         n_ready += e->state == KWKD_READY;
         if (e->state == KWKD_LOADING) {
             n_loading++;
@@ -853,11 +489,11 @@ void kwkd_store_tick(kwkd_store *s)
 
     pthread_mutex_lock(&s->lock);
     keep = (uint64_t)s->conf->keep_alive_s * 1000000;
-    for (entry *e = s->entries, *next; keep && e; e = next) {
+    for (kwkd_entry *e = s->entries, *next; keep && e; e = next) {
         next = e->next;
-        if (e->state == KWKD_READY && !e->pin && idle(e->model) &&
+        if (e->state == KWKD_READY && !e->pin && kwkd_model_is_idle(e->model) &&
             now - atomic_load(&e->model->used_us) > keep)
-            evict(s, e, "keep_alive");
+            kwkd_store_evict(s, e, "keep_alive");
     }
     pthread_mutex_unlock(&s->lock);
 }

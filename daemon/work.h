@@ -11,10 +11,13 @@
 #include <time.h>
 
 struct kwkd_scheduler;
+struct kwkd_work;
+
+typedef void kwkd_work_fn(struct kwkd_scheduler *s, struct kwkd_work *w); // on the engine thread
 
 typedef struct kwkd_work {
     struct kwkd_work *next;
-    void (*run)(struct kwkd_scheduler *s, struct kwkd_work *w); // on the engine thread
+    kwkd_work_fn *run;
 } kwkd_work;
 
 /** Microseconds of the monotonic clock. */

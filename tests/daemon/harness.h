@@ -58,9 +58,7 @@ kwk_in_header *client_header(client *c);
 /* The next record, counted as taken; 0: none. */
 int client_take(client *c, kwk_record *r);
 
-/* ---- calls
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 typedef struct pending pending; // a call under way
 

@@ -245,36 +245,6 @@ static void a_cancel_flag_ends_a_stream_inside_its_prompt(void **state)
     client_close(&c, &h);
 }
 
-static void a_cancelled_request_in_the_queue_never_starts(void **state)
-{
-    const int32_t prompt[] = {1, 2, 3};
-    kwk_request req, cancel = {.op = KWK_OP_cancel};
-    kwk_record last;
-    kwk_tree *tree;
-    client c;
-    int32_t tokens[16];
-
-    atomic_store(&h.d.scheduler->running, 1);
-    client_open(&c, &h, 0, 0);
-    req = harness_generate(1, prompt, 3, 8);
-    accept(&c, &req);
-    kwkd_scheduler_turn(h.d.scheduler);
-    req = harness_generate(2, prompt, 1, 8);
-    req.u.generate.request_id = "second";
-    accept(&c, &req);
-    kwkd_scheduler_turn(h.d.scheduler);
-    cancel.u.cancel.request_id = "second";
-    assert_int_equal(call(&h, NULL, &cancel, &tree, NULL), KWK_OK);
-    assert_int_equal(kwk_tree_int(tree, "cancelled", -1), 1);
-    kwk_tree_free(tree);
-    assert_int_equal(drain(&c, tokens, &last), 2); // of the first, until the second's end came
-    assert_int_equal(last.stream, 2);
-    assert_int_equal(last.token, KWK_FINISH_CANCEL);
-    assert_int_equal(drain(&c, tokens, &last), 6);
-    assert_int_equal(atomic_load(&fake_count.rows), 3 + 7);
-    client_close(&c, &h);
-}
-
 static void a_client_that_does_not_read_stops_only_itself(void **state)
 {
     const int32_t prompt[] = {1};
@@ -331,41 +301,6 @@ static void credit_bounds_what_a_stream_is_ahead(void **state)
     assert_int_equal(atomic_load(&c.ring.out->tail), 4);
     assert_int_equal(drain(&c, tokens, &last), 30);
     expect_greedy(prompt, 1, tokens, 30);
-    client_close(&c, &h);
-}
-
-static void a_full_queue_answers_busy(void **state)
-{
-    const int32_t prompt[] = {1};
-    kwk_error err;
-    client c;
-
-    atomic_store(&h.d.scheduler->queue, 3);
-    client_open(&c, &h, 0, 0);
-    for (uint32_t i = 0; i < 5; i++) {
-        kwk_request req = harness_generate(i, prompt, 1, 5);
-        const int rc = call(&h, &c, &req, NULL, &err);
-        assert_int_equal(rc, i < 3 ? KWK_OK : KWK_EBUSY); // nothing has run yet
-    }
-    harness_turns(&h);
-    kwk_request req = harness_generate(20, prompt, 1, 5);
-    accept(&c, &req); // room again
-    client_close(&c, &h);
-}
-
-static void one_user_cannot_fill_the_queue(void **state)
-{
-    const int32_t prompt[] = {1};
-    client c;
-
-    atomic_store(&h.d.scheduler->queue, 4);
-    atomic_store(&h.d.scheduler->queue_per_user, 2);
-    client_open(&c, &h, 0, 0);
-    for (uint32_t i = 0; i < 4; i++) {
-        kwk_request req = harness_generate(i, prompt, 1, 5);
-        req.u.generate.tenant = i < 3 ? "a" : "b";
-        assert_int_equal(call(&h, &c, &req, NULL, NULL), i == 2 ? KWK_EBUSY : KWK_OK);
-    }
     client_close(&c, &h);
 }
 
@@ -595,29 +530,6 @@ static void inline_requests_are_answered_whole(void **state)
     kwk_tree_free(tree);
 }
 
-static void a_repeated_inline_request_runs_once(void **state)
-{
-    const int32_t prompt[] = {1};
-    kwk_request req = harness_generate(0, prompt, 1, 30);
-    int32_t a[32], b[32];
-    pending *first, *second;
-    kwk_tree *tree;
-
-    req.u.generate.inline_reply = 1;
-    req.u.generate.request_id = "same";
-    first = call_start(&h, NULL, &req);
-    kwkd_scheduler_turn(h.d.scheduler);
-    second = call_start(&h, NULL, &req);
-    assert_int_equal(call_end(&h, first, &tree, NULL), KWK_OK);
-    assert_int_equal(kwk_tree_ints(tree, "tokens", a, 32), 30);
-    kwk_tree_free(tree);
-    assert_int_equal(call_end(&h, second, &tree, NULL), KWK_OK);
-    assert_int_equal(kwk_tree_ints(tree, "tokens", b, 32), 30);
-    kwk_tree_free(tree);
-    assert_memory_equal(a, b, 30 * sizeof *a);
-    assert_int_equal(atomic_load(&fake_count.rows), 30);
-}
-
 static void an_inline_request_ends_when_its_peer_hangs_up(void **state)
 {
     const int32_t prompt[] = {1};
@@ -649,12 +561,9 @@ int main(void)
         TEST(prompts_are_served_in_turn_between_users),
         TEST(a_dead_session_frees_its_places_within_a_step),
         TEST(a_cancel_flag_ends_a_stream_inside_its_prompt),
-        TEST(a_cancelled_request_in_the_queue_never_starts),
         TEST(a_client_that_does_not_read_stops_only_itself),
         TEST(a_client_that_never_reads_is_dropped_in_the_end),
         TEST(credit_bounds_what_a_stream_is_ahead),
-        TEST(a_full_queue_answers_busy),
-        TEST(one_user_cannot_fill_the_queue),
         TEST(running_out_of_blocks_puts_the_youngest_back_without_loss),
         TEST(what_can_never_fit_is_refused_with_the_numbers),
         TEST(a_failing_row_ends_its_own_stream_only),
@@ -664,7 +573,6 @@ int main(void)
         TEST(stopping_ends_what_runs),
         TEST(the_engine_thread_sleeps_when_there_is_nothing_to_do),
         TEST(inline_requests_are_answered_whole),
-        TEST(a_repeated_inline_request_runs_once),
         TEST(an_inline_request_ends_when_its_peer_hangs_up),
     };
 
