@@ -53,7 +53,7 @@ class Row:
             samples = [s for launch in self.launches for s in launch[key]]
             if samples:
                 d[f"{key}_ts"] = statistics.fmean(samples)
-                d[f"{key}_sd"] = statistics.stdev(samples) if len(samples) > 1 else 0.0
+                d[f"{key}_sd"] = statistics.stdev(samples) if len(samples) > 1 else None
                 d[f"{key}_samples"] = samples
         ttft = [s for launch in self.launches for s in launch.get("ttft", ())]
         if ttft:
