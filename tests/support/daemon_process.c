@@ -16,16 +16,25 @@
 #include "proto/unix_socket.h"
 #include "tests/support/check.h"
 
-static void fail_with_log(const daemon_process *d, const char *what)
+/* The end of the daemon's log. */
+static void print_log(const daemon_process *d)
 {
-    char text[4096] = "";
+    char text[16384] = "";
     FILE *f = fopen(d->log, "re");
 
-    if (f) {
-        text[fread(text, 1, sizeof text - 1, f)] = 0;
-        fclose(f);
-    }
-    fail_msg("%s; its log: %s", what, text);
+    if (!f)
+        return;
+    if (fseek(f, -(long)sizeof text + 1, SEEK_END) < 0)
+        rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    print_message("log of kwkerd:\n%s\n", text);
+}
+
+static void fail_with_log(const daemon_process *d, const char *what)
+{
+    print_log(d);
+    fail_msg("%s", what);
 }
 
 static int door_is_open(const daemon_process *d)
@@ -98,6 +107,8 @@ int daemon_stop(daemon_process *d)
         kill(d->pid, SIGTERM);
         waitpid(d->pid, &status, 0);
         d->pid = 0;
+        if (status)
+            print_log(d); // the caller will fail on the status: say why
     }
     snprintf(command, sizeof command, "rm -rf '%s'", d->dir);
     if (system(command))
