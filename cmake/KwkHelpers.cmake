@@ -17,5 +17,5 @@ function(kwk_test folder name)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${folder}/${name} COMMAND ${target})
   set_tests_properties(${folder}/${name} PROPERTIES
-    TIMEOUT 240 ENVIRONMENT "KWK_SOURCE_DIR=${CMAKE_SOURCE_DIR};KWK_BIN_DIR=${CMAKE_BINARY_DIR}/bin")
+    TIMEOUT 240 ENVIRONMENT "KWK_SOURCE_DIR=${CMAKE_SOURCE_DIR};KWK_BIN_DIR=${CMAKE_BINARY_DIR}/bin;LSAN_OPTIONS=print_suppressions=0:suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp")
 endfunction()
