@@ -549,7 +549,7 @@ static void clients_of_a_killed_daemon_get_an_error_within_200_ms(void **state)
     const kwk_generate g = from_bos(-1);
 
     NEEDS_MODEL();
-    for (int round = 0; round < 5; round++) {
+    for (int round = 0; round < 20; round++) {
         kwk_client *c = open_client(0);
         kwk_stream *s[8];
         pthread_t thread;
