@@ -220,7 +220,7 @@ typedef struct kwk_logit_bias {
 
 typedef struct kwk_sampling {
     size_t size;              // sizeof(kwk_sampling)
-    int do_sample;            // 0: greedy; the fields of sampling then have no effect, but must be in range
+    int do_sample;            // 0: greedy: the fields of sampling must be in range but do nothing
     float temperature;        // > 0; default 1
     int top_k;                // >= 0, 0: off; keeps ties as HF does
     float top_p;              // 0 < top_p <= 1; 1: off
