@@ -18,7 +18,7 @@ enum { MAX_ROWS = 4096, MAX_SEQS = 256, MAX_REPS = 1000, MAX_TOKENS = 1 << 20 };
 
 typedef struct options {
     const char *model, *weights;
-    int n_prompt, n_gen, n_seqs, depth, threads, reps, json, kernels;
+    int mix_bits, n_prompt, n_gen, n_seqs, depth, threads, reps, json, kernels;
 } options;
 
 typedef struct result {
@@ -32,12 +32,14 @@ typedef struct result {
 static void usage(FILE *f)
 {
     fprintf(f,
-            "usage: kwk-bench -m MODEL [-w float32|f16|bf16|int8|int4] [-p 512] [-n 128] [-b 8]\n"
-            "                 [-d 0] [-t THREADS] [-r 5] [-o md|json]\n"
+            "usage: kwk-bench -m MODEL [-w float32|f16|bf16|int8|int4] [--mix-bits 6|8]\n"
+            "                 [-p 512] [-n 128] [-b 8] [-d 0] [-t THREADS] [-r 5] [-o md|json]\n"
             "       kwk-bench --kernels [-o md|json]\n"
             "\n"
             "  -m MODEL    Hugging Face directory, .gguf or .kwk\n"
             "  -w FORMAT   weight format; default: the model's own\n"
+            "  --mix-bits  bits of the tensors that int4 keeps finer; default: 6 from a billion\n"
+            "              parameters on, 8 below\n"
             "  -p N        prompt tokens of the test ppN; 0: no such test\n"
             "  -n N        generated tokens of the tests tgN and tgN@bSEQS; 0: no such tests\n"
             "  -b SEQS     sequences that generate at once in tgN@bSEQS; 1: no such test\n"
@@ -65,8 +67,10 @@ static int number(const char *text, const char *name, int least, int most, int *
 /* 0: go on; 1: done (help); -1: bad usage. */
 static int parse(int argc, char **argv, options *o)
 {
-    static const struct option longs[] = {
-        {"help", no_argument, NULL, 'h'}, {"kernels", no_argument, NULL, 'k'}, {0}};
+    static const struct option longs[] = {{"help", no_argument, NULL, 'h'},
+                                          {"kernels", no_argument, NULL, 'k'},
+                                          {"mix-bits", required_argument, NULL, 'x'},
+                                          {0}};
     int c, rc = 0;
 
     while (rc == 0 && (c = getopt_long(argc, argv, "m:w:p:n:b:d:t:r:o:h", longs, NULL)) != -1)
@@ -101,6 +105,9 @@ static int parse(int argc, char **argv, options *o)
                 fprintf(stderr, "kwk-bench: -o '%s' is not md or json\n", optarg);
                 rc = -1;
             }
+            break;
+        case 'x':
+            rc = number(optarg, "--mix-bits", 6, 8, &o->mix_bits);
             break;
         case 'k':
             o->kernels = 1;
@@ -309,6 +316,7 @@ static int bench_model(const options *o)
     if (o->n_gen && o->n_seqs > 1)
         results[n++] = (result){.n_seqs = o->n_seqs, .n_gen = o->n_gen};
     mo.precision = o->weights;
+    mo.mix_bits = o->mix_bits;
     rc = kwk_model_open(&r->model, o->model, &mo, &r->err);
     if (rc == KWK_OK && o->threads)
         rc = kwk_set_threads(o->threads, &r->err);

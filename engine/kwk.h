@@ -61,7 +61,8 @@ typedef struct kwk_model_options {
     size_t size;           // sizeof(kwk_model_options)
     const char *precision; // NULL: the source's own (quantised GGUF: int8); "float32", "f16",
                            //   "bf16", "int8", "balanced" (= int8), "int4"
-    int mix_bits;          // int4: bits of its sensitive tensors; 0 default, 8; 6: KWK_EUNSUPPORTED
+    int mix_bits;          // int4: bits of its sensitive tensors, 6 or 8; 0: 6 from a billion
+                           //   parameters on, 8 below; not used for other precisions and .kwk
     int max_ctx;           // longest sequence in slots; 0: the model's max_position_embeddings
     uint64_t kv_bytes;     // byte budget of the KV pool; 0: from RAM and the cgroup
     int kv_bits;           // 0: 32 for float formats, 16 for int8 and int4; or 16, 32

@@ -19,6 +19,7 @@ enum {
     WORK_BYTES = 48 << 20,   // temporary memory of all threads together
     SLICE_WEIGHTS = 1 << 19, // per thread between two looks at progress and waiting steps
     WORKERS_MAX = 256,
+    BILLION = 1000000000,
 };
 
 typedef enum precision { OWN, FLOAT32, F16, BF16, INT8, INT4, PRECISION_END } precision;
@@ -30,6 +31,7 @@ typedef struct builder {
     const kwk_model_options *opts;
     kwk_recipe recipe;
     precision precision; // OWN only while every matrix keeps its type
+    kwk_format finer;    // of int4's sensitive tensors
     int n;
     kwk_tensor_spec *specs;        // (n)
     const kwk_src_tensor **tensor; // (n) of the source
@@ -70,7 +72,7 @@ static int find_tensors(builder *b, kwk_error *err)
     return KWK_OK;
 }
 
-/* Tensors whose rounding hurts most, kept at 8 bits beside 4-bit ones. */
+/* Tensors whose rounding hurts most, kept at 6 or 8 bits beside 4-bit ones. */
 static int sensitive(const builder *b, const kwk_tensor_spec *spec)
 {
     return spec->role == KWK_ROLE_EMBED || spec->role == KWK_ROLE_HEAD ||
@@ -96,7 +98,7 @@ static kwk_format choose_format(const builder *b, int i)
     case INT8:
         return KWK_I8;
     case INT4:
-        return sensitive(b, &b->specs[i]) ? KWK_I8 : KWK_I4;
+        return sensitive(b, &b->specs[i]) ? b->finer : KWK_I4;
     case OWN:
     case FLOAT32:
     case PRECISION_END:
@@ -156,6 +158,17 @@ static void describe(const builder *b, kwk_pack_header *h)
         snprintf(h->rounded, sizeof h->rounded, "source is %s; stored as %s", own_name(b), stored);
 }
 
+/* Rounding costs large models less, and their bytes more time. */
+static kwk_format finer_format(const builder *b)
+{
+    uint64_t params = 0; // a tied head is not a tensor of its own
+
+    for (int i = 0; i < b->n; i++)
+        params += (uint64_t)b->specs[i].rows * (uint64_t)b->specs[i].cols;
+    const int bits = b->opts->mix_bits ? b->opts->mix_bits : params >= BILLION ? 6 : 8;
+    return bits == 6 ? KWK_I6 : KWK_I8;
+}
+
 static int plan(builder *b, kwk_error *err)
 {
     const char *name = b->opts->precision;
@@ -172,9 +185,7 @@ static int plan(builder *b, kwk_error *err)
                         "precision '%.40s' is not float32, f16, bf16, int8, "
                         "balanced or int4",
                         name);
-    if (b->opts->mix_bits == 6)
-        return kwk_fail(err, KWK_EUNSUPPORTED, "mix_bits 6 is not supported yet");
-    if (b->opts->mix_bits != 0 && b->opts->mix_bits != 8)
+    if (b->opts->mix_bits != 0 && b->opts->mix_bits != 6 && b->opts->mix_bits != 8)
         return kwk_fail(err, KWK_EINVAL, "mix_bits %d is not 0, 6 or 8", b->opts->mix_bits);
 
     b->n = kwk_recipe_n_tensors(&b->recipe);
@@ -184,6 +195,7 @@ static int plan(builder *b, kwk_error *err)
     if (!b->specs || !b->tensor || !b->table)
         return kwk_fail(err, KWK_ENOMEM, "%s: out of memory", b->source->what);
     kwk_recipe_tensors(&b->recipe, b->specs);
+    b->finer = finer_format(b);
     const int rc = find_tensors(b, err);
     if (rc < 0)
         return rc;

@@ -41,7 +41,7 @@ static int check_names(const kwk_pack_header *h, kwk_error *err)
     if (!memchr(h->precision, 0, sizeof h->precision) || !memchr(h->rounded, 0, sizeof h->rounded))
         return damaged("texts of the header", err);
     for (int f = KWK_F32; f < KWK_FORMAT_END; f++)
-        if (!strcmp(h->precision, kwk_format_name((kwk_format)f)))
+        if (f != KWK_I6 && !strcmp(h->precision, kwk_format_name((kwk_format)f)))
             return h->reserved ? damaged("reserved field", err) : KWK_OK;
     return damaged("name of the precision", err);
 }

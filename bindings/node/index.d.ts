@@ -16,7 +16,8 @@ export interface ConnectOptions {
 export interface LoadOptions {
   /** Default: the model's own. */
   precision?: 'float32' | 'f16' | 'bf16' | 'int8' | 'balanced' | 'int4';
-  mixBits?: 8;
+  /** int4: bits of the tensors kept finer; default: 6 from a billion parameters on, 8 below. */
+  mixBits?: 6 | 8;
   /** Longest sequence in tokens; default: the model's. */
   maxCtx?: number;
   pin?: boolean;

@@ -288,7 +288,9 @@ static void add_counters(void)
     assert_true(c.blocks_copied > 0);
 }
 
-static void check_precision(kwk_format format, int kv_bits, const char *name)
+/* finer: of embedding, head, v and down; 0: as the others */
+static void check_mixed_precision(kwk_format format, kwk_format finer, int kv_bits,
+                                  const char *name)
 {
     const hand_config config = {.n_layers = 2,
                                 .hidden = 40,
@@ -300,6 +302,7 @@ static void check_precision(kwk_format format, int kv_bits, const char *name)
                                 .bias = 1,
                                 .qk_norm = 1,
                                 .format = format,
+                                .finer = finer,
                                 .kv_bits = kv_bits,
                                 .kv_bytes = (uint64_t)256 << 20};
 
@@ -331,6 +334,11 @@ static void check_precision(kwk_format format, int kv_bits, const char *name)
     }
 }
 
+static void check_precision(kwk_format format, int kv_bits, const char *name)
+{
+    check_mixed_precision(format, 0, kv_bits, name);
+}
+
 static void float32_logits_do_not_depend_on_the_company(void **state)
 {
     check_precision(KWK_F32, 32, "float32");
@@ -359,6 +367,11 @@ static void int6_logits_do_not_depend_on_the_company(void **state)
 static void int4_logits_do_not_depend_on_the_company(void **state)
 {
     check_precision(KWK_I4, 16, "int4");
+}
+
+static void int4_mixed_with_int6_logits_do_not_depend_on_the_company(void **state)
+{
+    check_mixed_precision(KWK_I4, KWK_I6, 16, "int4, finer int6");
 }
 
 static void every_form_took_part(void **state)
@@ -396,6 +409,7 @@ int main(void)
         cmocka_unit_test(int8_logits_do_not_depend_on_the_company),
         cmocka_unit_test(int6_logits_do_not_depend_on_the_company),
         cmocka_unit_test(int4_logits_do_not_depend_on_the_company),
+        cmocka_unit_test(int4_mixed_with_int6_logits_do_not_depend_on_the_company),
         cmocka_unit_test(every_form_took_part),
     };
 

@@ -93,6 +93,28 @@ static void the_table_has_a_line_per_test(void **state)
     tiny_dir_free(dir);
 }
 
+static void mix_bits_reach_the_model(void **state)
+{
+    const tiny_options o = TINY_OPTIONS;
+    char *dir = tiny_model_dir(&o);
+    double bytes[3]; // default, 8, 6
+
+    for (int i = 0; i < 3; i++) {
+        static const char *const more[] = {"", "--mix-bits 8", "--mix-bits 6"};
+        char format[96];
+
+        snprintf(format, sizeof format, "-m %%s -w int4 %s -p 0 -n 2 -b 1 -r 1 -o json", more[i]);
+        assert_int_equal(run(format, dir), 0);
+        cJSON *list = cJSON_Parse(output);
+        bytes[i] = field(cJSON_GetArrayItem(list, 0), "weight_bytes");
+        cJSON_Delete(list);
+    }
+    assert_true(bytes[0] == bytes[1] && bytes[2] < bytes[1]);
+    assert_int_equal(run("-m %s -w int4 --mix-bits 7", dir), 1);
+    assert_non_null(strstr(output, "mix_bits 7 is not 0, 6 or 8"));
+    tiny_dir_free(dir);
+}
+
 static void bad_usage_is_named(void **state)
 {
     assert_int_equal(run("%s", "--help"), 0);
@@ -136,6 +158,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_has_the_promised_fields),
         cmocka_unit_test(the_table_has_a_line_per_test),
+        cmocka_unit_test(mix_bits_reach_the_model),
         cmocka_unit_test(bad_usage_is_named),
         cmocka_unit_test(every_kernel_of_this_cpu_is_timed),
     };

@@ -110,8 +110,8 @@ def test_a_generation_config_that_asks_for_more_is_refused_not_ignored():
     [
         (dict(precision="int3"), ValueError, "int3"),
         (dict(precision="int4", gptq=True), NotImplementedError, "gptq"),
-        (dict(precision="int4", mix_bits=6), NotImplementedError, "mix_bits=6"),
         (dict(precision="int4", mix_bits=7), ValueError, "mix_bits"),
+        (dict(precision="int8", mix_bits=6), ValueError, "mix_bits"),
         (dict(precision="int8", mix_bits=8), ValueError, "mix_bits"),
         (dict(calib=[[1, 2, 3]]), ValueError, "calib"),
         (dict(precision="int8", calib=[]), ValueError, "calib"),

@@ -141,6 +141,8 @@ def test_formats_are_parsed_and_unknown_words_named():
     assert parse_list("int4+mix8+calib,int8,int8", True)[0].name == "int4+calib+mix8"
     options = Format.parse("int4+calib+mix8").pack_options(calib=[1, 2])
     assert (options.precision, options.mix_bits, options.calib) == ("int4", 8, [1, 2])
+    assert Format.parse("int4+mix6").pack_options().mix_bits == 6
+    Format.parse("int4+mix6").pack_options().check()
     with pytest.raises(ValueError, match="'int5' is not one of"):
         parse_list("int5", False)
     with pytest.raises(ValueError, match="'warm' is not one of"):

@@ -39,6 +39,18 @@ def test_a_model_is_packed_once_and_found_again(tmp_path, counted):
     assert len(packs(tmp_path)) == 2
 
 
+def test_the_bits_of_int4s_finer_tensors_are_part_of_what_is_kept(tmp_path, counted):
+    model = shared_model("llama")
+    facts = {}
+    for bits in (8, 6, None, 6):
+        dec = KwkDecoder(model, 64, precision="int4", mix_bits=bits, cache_dir=tmp_path)
+        facts[bits] = (dec.info["id"], dec.info["weight_bytes"])
+        assert dec.generate(PROMPT, max_new_tokens=4).shape[1] == PROMPT.shape[1] + 4
+    assert len(counted) == 3, "6 bits were found again"
+    assert facts[None] == facts[8], "the default far below a billion parameters"
+    assert facts[6][0] != facts[8][0] and facts[6][1] < facts[8][1]
+
+
 def test_changed_weights_are_packed_again_in_place_of_the_old(tmp_path, counted):
     model = build("llama")
     KwkDecoder(model, 64, cache_dir=tmp_path)

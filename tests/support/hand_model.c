@@ -86,9 +86,10 @@ kwk_model *hand_model_new(const hand_config *c)
         m->inv_freq[i] = 1.0f / powf(r->rope_theta, (float)(2 * i) / (float)r->rope_dim);
     /* Wide enough that attention and the activations are far from uniform. */
     const float wide = 3.0f / sqrtf((float)c->hidden);
-    m->head = random_mat(c->vocab, c->hidden, c->format, wide, &seed);
-    m->embed = c->tied ? m->head
-                       : random_mat(c->vocab, c->hidden, c->embed ? c->embed : c->format, 1, &seed);
+    const kwk_format finer = c->finer ? c->finer : c->format;
+    m->head = random_mat(c->vocab, c->hidden, finer, wide, &seed);
+    m->embed =
+        c->tied ? m->head : random_mat(c->vocab, c->hidden, c->embed ? c->embed : finer, 1, &seed);
     m->final_norm = random_vector(c->hidden, 1, 0.3f, &seed);
     m->layers = zeros((size_t)c->n_layers * sizeof *m->layers);
     for (int i = 0; i < c->n_layers; i++) {
@@ -98,11 +99,11 @@ kwk_model *hand_model_new(const hand_config *c)
         l->mlp_norm = random_vector(c->hidden, 1, 0.3f, &seed);
         l->q = random_mat(q, c->hidden, c->format, wide, &seed);
         l->k = random_mat(kv, c->hidden, c->format, wide, &seed);
-        l->v = random_mat(kv, c->hidden, c->format, wide, &seed);
+        l->v = random_mat(kv, c->hidden, finer, wide, &seed);
         l->o = random_mat(c->hidden, q, c->format, 2.0f / sqrtf((float)q), &seed);
         l->gate = random_mat(c->inter, c->hidden, c->format, wide, &seed);
         l->up = random_mat(c->inter, c->hidden, c->format, wide, &seed);
-        l->down = random_mat(c->hidden, c->inter, c->format, 2.0f / sqrtf((float)c->inter), &seed);
+        l->down = random_mat(c->hidden, c->inter, finer, 2.0f / sqrtf((float)c->inter), &seed);
         if (c->qk_norm) {
             l->q_norm = random_vector(c->head_dim, 1, 0.5f, &seed);
             l->k_norm = random_vector(c->head_dim, 1, 0.5f, &seed);

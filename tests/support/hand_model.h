@@ -14,7 +14,8 @@ typedef struct hand_config {
     int bias;     // 0 none, 1 q, k, v (Qwen2), 2 everywhere
     int qk_norm, tied;
     kwk_format format; // of every matrix
-    kwk_format embed;  // of an untied embedding; 0: format
+    kwk_format finer;  // of embedding, head, v and down; 0: format
+    kwk_format embed;  // of an untied embedding; 0: finer
     int kv_bits;       // 0: by the format
     int max_ctx;       // 0: 4096
     uint64_t kv_bytes; // 0: 64 MiB

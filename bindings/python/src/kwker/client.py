@@ -173,6 +173,7 @@ class Client:
 
         path: a file or directory under the daemon's model directories; any other packed file
             (.kwk) is opened here and handed over, as is fd, a descriptor of one
+        mix_bits: int4 only, 6 or 8; 0: 6 from a billion parameters on, 8 below
         progress: called with a fraction from 0 to 1
         """
         opened = None

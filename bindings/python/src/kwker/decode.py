@@ -36,7 +36,8 @@ class KwkDecoder:
     max_cache_len: the longest context, prompt and new tokens together; None: the model's own
     precision: None (the model's own: nothing rounded), "float32", "bf16", "f16", "int8",
         "balanced" (int8) or "int4"
-    mix_bits: int4 only, bits of the few tensors kept at higher precision
+    mix_bits: int4 only, bits of the few tensors kept at higher precision: 6 (smaller) or 8 (nearer);
+        None: 6 from a billion parameters on, 8 below
     calib: token ids of the user's text, to fit integer weights to the real activations
     cache_dir: keep the packed weights on disk: True (~/.cache/kwker/packs) or a folder
     daemon: None: in this process; True: in the machine's kwkerd; or the address of one

@@ -39,10 +39,6 @@ class PackOptions:
                 raise ValueError(f"mix_bits is {self.mix_bits!r}, not 6 or 8")
             if self.precision != "int4":
                 raise ValueError(f"mix_bits belongs to precision='int4', not {self.precision!r}")
-            if self.mix_bits == 6:
-                raise errors.EUNSUPPORTED(
-                    "mix_bits=6 is not supported yet: the 6-bit format is not settled"
-                )
         if self.calib is not None and self.precision not in INTEGER:
             raise ValueError(f"calib fits integer weights; precision is {self.precision!r}")
 
