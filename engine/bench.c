@@ -48,7 +48,8 @@ static void usage(FILE *f)
             "  -r REPS     runs that count; mean and standard deviation are printed (kernels: the "
             "best)\n"
             "  -o FORMAT   md: a table; json: a list of objects\n"
-            "  --kernels   time every kernel beside read bandwidth and arithmetic peak\n");
+            "  --kernels   time every kernel beside read bandwidth and arithmetic peak\n"
+            "  --help, --version\n");
 }
 
 static int number(const char *text, const char *name, int least, int most, int *out)
@@ -64,12 +65,13 @@ static int number(const char *text, const char *name, int least, int most, int *
     return 0;
 }
 
-/* 0: go on; 1: done (help); -1: bad usage. */
+/* 0: go on; 1: done (help, version); -1: bad usage. */
 static int parse(int argc, char **argv, options *o)
 {
     static const struct option longs[] = {{"help", no_argument, NULL, 'h'},
                                           {"kernels", no_argument, NULL, 'k'},
                                           {"mix-bits", required_argument, NULL, 'x'},
+                                          {"version", no_argument, NULL, 'V'},
                                           {0}};
     int c, rc = 0;
 
@@ -114,6 +116,9 @@ static int parse(int argc, char **argv, options *o)
             break;
         case 'h':
             usage(stdout);
+            return 1;
+        case 'V':
+            printf("kwk-bench %s\n", KWK_VERSION);
             return 1;
         default:
             rc = -1;
@@ -344,7 +349,7 @@ int main(int argc, char **argv)
 
     if (rc) {
         if (rc < 0)
-            usage(stderr);
+            fputs("kwk-bench: see kwk-bench --help\n", stderr);
         return rc < 0 ? 2 : 0;
     }
     return o.kernels ? kwk_bench_kernels(o.json, o.reps) : bench_model(&o);

@@ -119,8 +119,13 @@ static void bad_usage_is_named(void **state)
 {
     assert_int_equal(run("%s", "--help"), 0);
     assert_non_null(strstr(output, "usage: kwk-bench"));
+    assert_int_equal(run("%s", "--version"), 0);
+    assert_non_null(strstr(output, "kwk-bench " KWK_VERSION));
     assert_int_equal(run("%s", ""), 2);
-    assert_non_null(strstr(output, "-m MODEL is missing"));
+    assert_string_equal(output,
+                        "kwk-bench: -m MODEL is missing\nkwk-bench: see kwk-bench --help\n");
+    assert_int_equal(run("%s", "--nonsense"), 2);
+    assert_non_null(strstr(output, "--nonsense"));
     assert_int_equal(run("-m x -p %s", "-5"), 2);
     assert_non_null(strstr(output, "-p '-5' is not a number in 0..4096"));
     assert_int_equal(run("-m x -o %s", "xml"), 2);
