@@ -6,6 +6,7 @@ import json
 import pytest
 
 import kwker
+from kwker import chat
 from kwker.text import Tokenizer, compile_template
 
 pytest.importorskip("tokenizers")
@@ -95,3 +96,18 @@ def test_missing_tokenizers_are_typed_errors(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(kwker.Error):
         Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words, want",
+    [
+        ([], {}),
+        (["--sample"], dict(do_sample=True, temperature=0.8, top_p=0.95, seed=None)),
+        (["--seed", "0"], dict(do_sample=True, temperature=0.8, top_p=0.95, seed=0)),
+        (["--temperature", "0.5"], dict(do_sample=True, temperature=0.5, top_p=0.95, seed=None)),
+        (["--top-p", "0.9"], dict(do_sample=True, temperature=0.8, top_p=0.9, seed=None)),
+    ],
+)
+def test_chat_samples_when_any_sampling_option_is_given(words, want):
+    args = chat.parse(["--source", "x", "--prompt", "y", *words])
+    assert chat.sampling(args) == want

@@ -25,12 +25,29 @@ def parse(argv):
     p.add_argument("--prompt", required=True, help="what to ask")
     p.add_argument("--system", help="system message (default: the template's own)")
     p.add_argument("--raw", action="store_true", help="no chat template: continue the text")
-    p.add_argument("--max-new-tokens", type=int, default=200)
-    p.add_argument("--sample", action="store_true", help="sample instead of greedy")
-    p.add_argument("--temperature", type=float, default=0.8)
-    p.add_argument("--top-p", type=float, default=0.95)
-    p.add_argument("--seed", type=int)
+    p.add_argument("--max-new-tokens", type=int, default=200, help="longest answer (default: 200)")
+    p.add_argument(
+        "--sample",
+        action="store_true",
+        help="sample instead of greedy; implied by the options below",
+    )
+    p.add_argument("--temperature", type=float, help="(default when sampling: 0.8)")
+    p.add_argument("--top-p", type=float, help="(default when sampling: 0.95)")
+    p.add_argument("--seed", type=int, help="the same answer again (default: a random one)")
     return p.parse_args(argv)
+
+
+def sampling(args) -> dict:
+    """The options of generate; naming one of them is asking for sampling."""
+    given = (args.temperature, args.top_p, args.seed)
+    if not args.sample and all(value is None for value in given):
+        return {}
+    return dict(
+        do_sample=True,
+        temperature=0.8 if args.temperature is None else args.temperature,
+        top_p=0.95 if args.top_p is None else args.top_p,
+        seed=args.seed,
+    )
 
 
 def prompt_ids(tokenizer, args) -> list[int]:
@@ -72,17 +89,15 @@ def run(args) -> int:
         info = facts(client, args.model)
         eos = info.get("eos") or [None]
         tokenizer = Tokenizer(args.source, bos=info.get("bos"), eos=eos[0])
-        options = {}
-        if args.sample:
-            options = dict(
-                do_sample=True, temperature=args.temperature, top_p=args.top_p, seed=args.seed
-            )
         stream = tokenizer.stream()
         first = last = None
         done = None
         n_timed = 0
         for event in client.generate(
-            prompt_ids(tokenizer, args), args.model, max_new_tokens=args.max_new_tokens, **options
+            prompt_ids(tokenizer, args),
+            args.model,
+            max_new_tokens=args.max_new_tokens,
+            **sampling(args),
         ):
             if isinstance(event, Token):
                 last = time.perf_counter()
