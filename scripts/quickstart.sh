@@ -10,7 +10,7 @@ usage() {
 usage: scripts/quickstart.sh [--prompt TEXT] [--precision P] [--max-new-tokens N] [--setup-only]
 
   --prompt TEXT         what to ask (default: What is the capital of France?)
-  --precision P         float32, bf16, int8, int4 (default: int8)
+  --precision P         float32, f16, bf16, int8, int4 (default: int8)
   --max-new-tokens N    longest answer (default: 200)
   --setup-only          install and build, do not run
 
@@ -35,6 +35,13 @@ while [ $# -gt 0 ]; do
         *) echo "quickstart.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
     esac
 done
+
+case $precision in float32 | f16 | bf16 | int8 | balanced | int4) ;;
+    *) echo "quickstart.sh: --precision '$precision' is not float32, f16, bf16, int8 or int4" >&2; exit 2 ;;
+esac
+case $tokens in '' | *[!0-9]* | 0* | ????????*)
+    echo "quickstart.sh: --max-new-tokens '$tokens' is not a number from 1 to 9999999" >&2; exit 2 ;;
+esac
 
 . "$(dirname "$0")/setup.sh"
 install_packages "${build_packages[@]}"

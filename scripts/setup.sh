@@ -49,6 +49,7 @@ build() {
     shift
     stamp="$dir/.configured"
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$*" ]; then
+        say "building in $dir/"
         cmake -S . -B "$dir" -G Ninja "$@" >"$dir.log" 2>&1 ||
             { cat "$dir.log" >&2; die "cmake did not succeed"; }
         rm -f "$dir.log"
