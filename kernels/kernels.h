@@ -187,7 +187,8 @@ typedef kwk_gather_fn kwk_gather_i8_fn, kwk_gather_i6_fn, kwk_gather_i4_fn;
 /* Activation quantisation of one row. Per group of 32 columns:
  *   amax = max |x|; amax == 0: q = 0, scale = 0; else inv = 127 / amax, q = x * inv rounded to
  *   nearest even (it fits), scale = amax / 127, sum = sum of q. A tiny amax whose inv overflows
- *   counts as 0. x is finite.
+ *   counts as 0. A group that holds a NaN or an infinity: q = 0, sum = 0, scale = NAN, so that the
+ *   products are NaN too and nobody takes them for numbers.
  *   x  (n) float32, n a multiple of 32      q (n)      scale, sum (n / 32)                      */
 typedef void kwk_quant_act_fn(int8_t *q, float *scale, int32_t *sum, const float *x, int n);
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quant_act for AVX2: a group is four registers of floats and one of bytes.
+ * quant_act for AVX2: a group is four registers of floats and one of bytes. Magnitudes compare as
+ * integers: an infinity and then the NaNs come last, where the comparison of floats loses a NaN.
  */
 #include <float.h>
+#include <math.h>
 
 #include "kernels/kernels.h"
 #include "kernels/simd_avx2.h"
@@ -14,24 +16,32 @@ static int32_t sum8(__m256i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 
+/* Greatest of eight integers, taken as the float of these bits. */
+static float max8(__m256i v)
+{
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1))));
+}
+
 void kwk_quant_act__avx2(int8_t *q, float *scale, int32_t *sum, const float *x, int n)
 {
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // undoes the packing by halves
     const __m256i ones8 = _mm256_set1_epi8(1), ones16 = _mm256_set1_epi16(1);
 
     for (int g = 0; g < n / KWK_GROUP; g++, q += KWK_GROUP, x += KWK_GROUP) {
-        __m256 v[4], m = _mm256_setzero_ps();
-        __m256i i[4], bytes, s;
+        __m256i i[4], bytes, s, m = _mm256_setzero_si256();
+        __m256 v[4];
 
         for (int k = 0; k < 4; k++) {
             v[k] = _mm256_loadu_ps(x + 8 * k);
-            m = _mm256_max_ps(m, _mm256_and_ps(v[k], magnitude));
+            m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_castps_si256(v[k]), magnitude));
         }
-        const float amax = kwk_hmax8(m), inv = 127.0f / amax;
-        if (!(inv <= FLT_MAX)) {
+        const float amax = max8(m), inv = 127.0f / amax;
+        if (!(amax <= FLT_MAX) || !(inv <= FLT_MAX)) {
             _mm256_storeu_si256((__m256i *)q, _mm256_setzero_si256());
-            scale[g] = 0;
+            scale[g] = amax <= FLT_MAX ? 0 : NAN;
             sum[g] = 0;
             continue;
         }

@@ -74,6 +74,31 @@ static void halves_go_to_even(void **state)
     }
 }
 
+static void what_is_not_finite_stays_so(void **state)
+{
+    static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
+
+    for (const check_level *l = check_levels(); l->name; l++) {
+        kwk_kernels k;
+        kwk_kernels_init(&k, l->flags);
+        for (int i = 0; i < KWK_GROUP * 4; i++) { // each place, each value; the next group is good
+            float x[2 * KWK_GROUP];
+            quant out;
+
+            for (int j = 0; j < 2 * KWK_GROUP; j++)
+                x[j] = 127;
+            x[i / 4] = bad[i % 4];
+            k.quant_act(out.q, out.scale, out.sum, x, 2 * KWK_GROUP);
+            assert_true(isnan(out.scale[0]));
+            assert_int_equal(out.sum[0], 0);
+            for (int j = 0; j < KWK_GROUP; j++)
+                assert_int_equal(out.q[j], 0);
+            assert_true(out.scale[1] == 1);
+            assert_int_equal(out.sum[1], 127 * KWK_GROUP);
+        }
+    }
+}
+
 static void variants_equal_the_reference(void **state)
 {
     static float x[N_MAX];
@@ -108,6 +133,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_are_rounded_to_127_steps_of_their_largest),
         cmocka_unit_test(halves_go_to_even),
+        cmocka_unit_test(what_is_not_finite_stays_so),
         cmocka_unit_test(variants_equal_the_reference),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
