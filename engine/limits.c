@@ -6,6 +6,7 @@
 #include "engine/limits.h"
 
 #include <inttypes.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +47,26 @@ static int openmp_binds(void)
     return 0;
 }
 
+/* CPUs of OpenMP's places: those of the process before the runtime bound its main thread, which it
+ * does before any code of ours can look. 0: it has no places. */
+static int openmp_cpus(cpu_set_t *set)
+{
+    int ids[CPU_SETSIZE];
+
+    CPU_ZERO(set);
+    for (int place = 0; place < omp_get_num_places(); place++) {
+        const int n = omp_get_place_num_procs(place);
+
+        if (n < 0 || n > CPU_SETSIZE)
+            continue;
+        omp_get_place_proc_ids(place, ids);
+        for (int i = 0; i < n; i++)
+            if (ids[i] >= 0 && ids[i] < CPU_SETSIZE)
+                CPU_SET(ids[i], set);
+    }
+    return CPU_COUNT(set);
+}
+
 /* Lowest CPU that shares a core with this one. */
 static int core_of(int cpu, const char *root)
 {
@@ -65,7 +86,10 @@ void kwk_limits_cores(kwk_cores *c, const char *root)
     int lead[KWK_MAX_THREADS]; // core_of() of each core found
 
     memset(c, 0, sizeof *c);
-    if (openmp_binds() && loaded_known)
+    const int binds = openmp_binds();
+    if (binds && openmp_cpus(&c->all))
+        ; // they are the ones
+    else if (binds && loaded_known)
         c->all = loaded_with;
     else if (sched_getaffinity(getpid(), sizeof c->all, &c->all) < 0) // more than CPU_SETSIZE CPUs
         CPU_ZERO(&c->all);

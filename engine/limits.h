@@ -20,7 +20,8 @@ typedef struct kwk_cores {
 } kwk_cores;
 
 /* Cores that the process may use by its affinity. OpenMP runtimes may bind the main thread to one
- * core (OMP_PROC_BIND and its like); then the affinity from before counts. */
+ * core (OMP_PROC_BIND and its like); then the CPUs of their places count, or without places the
+ * affinity at load. */
 void kwk_limits_cores(kwk_cores *c, const char *root);
 
 /* Whole CPUs that the cgroup's quota allows, at least 1; INT32_MAX: no quota. */

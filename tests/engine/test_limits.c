@@ -3,11 +3,13 @@
  * engine/limits.c on made-up /proc and /sys trees: cgroup v1, v2, containers, nonsense.
  */
 #include <ftw.h>
+#include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/limits.h"
@@ -150,8 +152,40 @@ static void affinity_of_the_process_bounds_the_cores(void **state)
     assert_int_equal(sched_setaffinity(0, sizeof set, &set), 0);
 }
 
-int main(void)
+static void a_runtime_that_binds_at_its_start_takes_no_core(void **state)
 {
+    static const char *const settings[] = {"OMP_PROC_BIND=true", "OMP_PLACES=threads"};
+    cpu_set_t set;
+
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        char *const args[] = {"test_limits", "cpus", NULL};
+        char *const env[] = {(char *)settings[i], NULL};
+        const pid_t pid = fork();
+        int status;
+
+        assert_true(pid >= 0);
+        if (pid == 0) {
+            execve("/proc/self/exe", args, env);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), CPU_COUNT(&set) % 256);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && !strcmp(argv[1], "cpus")) { // the child of the test above
+        static kwk_cores c;
+
+        if (omp_get_max_threads() < 1) // the runtime is part of the program, whoever else uses it
+            return 0;
+        kwk_limits_cores(&c, "");
+        return c.n_cpus % 256;
+    }
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make_root, remove_root)
     const struct CMUnitTest tests[] = {
         TEST(without_cgroups_there_is_no_limit),
@@ -162,6 +196,7 @@ int main(void)
         TEST(nonsense_counts_as_no_limit),
         TEST(cpus_of_one_core_count_once),
         TEST(affinity_of_the_process_bounds_the_cores),
+        TEST(a_runtime_that_binds_at_its_start_takes_no_core),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
