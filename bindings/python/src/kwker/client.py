@@ -215,6 +215,11 @@ class Client:
         if options.get("max_new_tokens") is None:
             options.pop("max_new_tokens", None)
         options = {k: v for k, v in options.items() if v is not None}
+        for name in ("max_new_tokens", "top_k", "min_new_tokens", "n_logprobs", "seed"):
+            value = options.get(name, 0)
+            lowest, bits = (0, 64) if name == "seed" else (-(1 << 31), 31)
+            if isinstance(value, int) and not lowest <= value < 1 << bits:
+                raise errors.EINVAL(f"{name}: {value} is not in {lowest}..{(1 << bits) - 1}")
         return (int32(ids), model), options
 
     def generate(
