@@ -59,14 +59,14 @@ def main():
     for turn in range(args.rounds):
         for precision, gguf in pairs:
             a, b = ours(args, precision), theirs(args, gguf)
-            for test in a:
+            for test in a.keys() & b.keys():
                 mine, other = figures.setdefault((precision, test), ([], []))
                 mine.append(a[test])
                 other.append(b[test])
             print(f"round {turn + 1}/{args.rounds} {precision}", file=sys.stderr)
     print("| weights | test | Kwker t/s | llama.cpp file | llama.cpp t/s | ratio (range of rounds) |")
     print("|---|---|---|---|---|---|")
-    for (precision, test), (mine, other) in figures.items():
+    for (precision, test), (mine, other) in sorted(figures.items()):
         each = [m / o for m, o in zip(mine, other)]
         name = pathlib.Path(dict(pairs)[precision]).stem
         print(f"| {precision} | {test} | {statistics.median(mine):.1f} | {name} | "
