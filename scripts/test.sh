@@ -10,7 +10,8 @@ usage() {
 usage: scripts/test.sh [--only PART]… [--long]
 
   --only PART   c, sanitizers, python, node (repeatable; default: all)
-  --long        also the long suites
+  --long        also: the C tests at each lower instruction set, and 20 rounds of those with threads,
+                processes and faults (about 25 minutes more)
 
 With CI=true warnings are errors, and tests fail instead of skipping when ../shared is missing.
 TXT
@@ -33,7 +34,6 @@ done
 has() { case " ${parts[*]} " in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 
 . "$(dirname "$0")/setup.sh"
-export KWK_LONG=$([ $long = yes ] && echo 1 || echo 0)
 logs=build/test-logs
 failed=() done_parts=0
 began=$SECONDS
@@ -61,6 +61,13 @@ build build -DKWK_TESTS=ON -DKWK_WERROR="$werror"
 if has c; then
     part style bash tests/style.sh
     part c ctest --test-dir build --output-on-failure --verbose
+    if [ $long = yes ]; then
+        for isa in avx2 ref; do
+            part "c-$isa" env KWKER_ISA=$isa ctest --test-dir build --output-on-failure --verbose
+        done
+        part c-rounds ctest --test-dir build --output-on-failure --repeat until-fail:20 \
+            -R '^(e2e|client|daemon)/|engine/executor|proto/ring'
+    fi
 fi
 if has sanitizers; then
     build build-sanitize -DKWK_TESTS=ON -DKWK_WERROR="$werror" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
