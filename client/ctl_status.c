@@ -21,6 +21,27 @@ static int no_arguments(ctl *x, int argc, char **argv)
     return -1;
 }
 
+/* A command that asks one question and takes no arguments: the reply as JSON or by `show`. */
+static int ask_and_show(ctl *x, int argc, char **argv, kwk_op op, void (*show)(const kwk_tree *t))
+{
+    kwk_tree *t = NULL;
+    int code = no_arguments(x, argc, argv);
+
+    if (code >= 0)
+        return code;
+    code = ctl_connect(x, 0);
+    if (code == CTL_OK)
+        code = ctl_ask(x, op, &t);
+    if (code == CTL_OK) {
+        if (x->json)
+            code = ctl_print_json(x, t);
+        else
+            show(t);
+    }
+    kwk_tree_free(t);
+    return code;
+}
+
 void ctl_print_status(const kwk_tree *t)
 {
     const char *server = kwk_tree_str(t, "server"), *isa = kwk_tree_str(t, "isa");
@@ -39,22 +60,7 @@ void ctl_print_status(const kwk_tree *t)
 
 int ctl_status(ctl *x, int argc, char **argv)
 {
-    kwk_tree *t = NULL;
-    int code = no_arguments(x, argc, argv);
-
-    if (code >= 0)
-        return code;
-    code = ctl_connect(x, 0);
-    if (code == CTL_OK)
-        code = ctl_ask(x, KWK_OP_status, &t);
-    if (code == CTL_OK) {
-        if (x->json)
-            code = ctl_print_json(x, t);
-        else
-            ctl_print_status(t);
-    }
-    kwk_tree_free(t);
-    return code;
+    return ask_and_show(x, argc, argv, KWK_OP_status, ctl_print_status);
 }
 
 /* A field of a model; the path is models.<i>.<key>. */
@@ -126,41 +132,18 @@ void ctl_print_models(const kwk_tree *t)
 
 int ctl_models(ctl *x, int argc, char **argv)
 {
-    kwk_tree *t = NULL;
-    int code = no_arguments(x, argc, argv);
+    return ask_and_show(x, argc, argv, KWK_OP_models, ctl_print_models);
+}
 
-    if (code >= 0)
-        return code;
-    code = ctl_connect(x, 0);
-    if (code == CTL_OK)
-        code = ctl_ask(x, KWK_OP_models, &t);
-    if (code == CTL_OK) {
-        if (x->json)
-            code = ctl_print_json(x, t);
-        else
-            ctl_print_models(t);
-    }
-    kwk_tree_free(t);
-    return code;
+static void print_metrics(const kwk_tree *t)
+{
+    const char *text = kwk_tree_str(t, "text");
+
+    if (text)
+        ctl_print_text(text, strlen(text), 1);
 }
 
 int ctl_metrics(ctl *x, int argc, char **argv)
 {
-    kwk_tree *t = NULL;
-    int code = no_arguments(x, argc, argv);
-
-    if (code >= 0)
-        return code;
-    code = ctl_connect(x, 0);
-    if (code == CTL_OK)
-        code = ctl_ask(x, KWK_OP_metrics, &t);
-    if (code == CTL_OK) {
-        const char *text = kwk_tree_str(t, "text");
-        if (x->json)
-            code = ctl_print_json(x, t);
-        else if (text)
-            ctl_print_text(text, strlen(text), 1);
-    }
-    kwk_tree_free(t);
-    return code;
+    return ask_and_show(x, argc, argv, KWK_OP_metrics, print_metrics);
 }
